@@ -18,7 +18,6 @@ TRACED = {
     "graphs/operations",
     "read/places",
     "read/readings",
-    "read/spots",
     "replay/records",
     "replay/steps",
 }

@@ -17,7 +17,7 @@ from anynan._diagnosis.lineage import Replay
 from anynan._diagnosis.rules.repair import Repair
 from anynan._diagnosis.trials import Attempt
 from anynan._readings.patterns import choose
-from anynan._readings.readings import Reading
+from anynan._readings.readings import ProbePoint, Reading
 from anynan._readings.step import Step
 from anynan._steps.adapter import BaseAdapter, Rise
 from anynan._steps.tracked import Tracked, make_way
@@ -25,7 +25,6 @@ from anynan.jax.graphs.stacks import LAYER
 from anynan.jax.program.trace import tracing
 from anynan.jax.read import probes
 from anynan.jax.read.places import fill, sites_of
-from anynan.jax.read.spots import Spot
 from anynan.jax.tracking import checked
 from anynan.keras import seams
 from anynan.keras.jax_calls import Calls
@@ -138,9 +137,11 @@ class KerasSession(BaseAdapter):
 
     def _write_weight(self, worst: BadParameter, rows: Step) -> None:
         (value,) = (w.variable._value for w in self.weights if w.name == worst.name)
-        spot = Spot(-1, worst.layer, "parameter", worst.name.rpartition(".")[2], 0, worst.name)
+        point = ProbePoint(
+            -1, worst.layer, "parameter", worst.name.rpartition(".")[2], 0, worst.name
+        )
         words = np.asarray(probes.ends(value, self.options.extra))[None]
-        fill(rows, sites_of([spot], [value], self.tracker.judge.monitor), [spot], words)
+        fill(rows, sites_of([point], [value], self.tracker.judge.monitor), [point], words)
 
     def detach(self) -> None:
         """Put the classes and the model's functions back; safe to call twice."""

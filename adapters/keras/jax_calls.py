@@ -14,13 +14,13 @@ from anynan._arrays.arguments import bound, positional
 from anynan._arrays.containers import leaves
 from anynan._base import context
 from anynan._diagnosis.lineage import Replay
+from anynan._readings.readings import ProbePoint
 from anynan._steps.messages import INSIDE_LOOP
 from anynan.jax.graphs.stacks import LAYER
 from anynan.jax.program import signature
 from anynan.jax.program.trace import tracing
 from anynan.jax.read import probes
 from anynan.jax.read.places import fill, sites_of
-from anynan.jax.read.spots import Spot
 from anynan.jax.replay.replay import replay
 from anynan.jax.replay.steps import Step
 from anynan.keras.jax_steps import Part
@@ -38,7 +38,7 @@ class Call:
         self, layer: Any, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         self.layer, self.path, self.args, self.kwargs = layer, path, args, kwargs
-        self.spots: list[Spot] = []
+        self.points: list[ProbePoint] = []
         self.arrays: list[Any] = []
         self.expected: dict[int, dict[str, str]] = {}
         self.counts: dict[str, int] = {}
@@ -60,8 +60,8 @@ class Call:
             elif isinstance(x, jax.Array | np.ndarray) and probes.checkable(x):
                 allowed = context._expected.get()
                 if allowed is not None:
-                    self.expected[len(self.spots)] = allowed
-                self.spots.append(Spot(-1, layer, phase, name, count))
+                    self.expected[len(self.points)] = allowed
+                self.points.append(ProbePoint(-1, layer, phase, name, count))
                 self.arrays.append(x)
 
 
@@ -136,7 +136,7 @@ class Calls:
         owner = self.owner
         if owner.options.level == "operation" or owner.options.parameters:
             owner.tracker.judge.say(PLAIN_CALLS())
-        self.seen.update(spot.layer for spot in call.spots if spot.layer is not None)
+        self.seen.update(point.layer for point in call.points if point.layer is not None)
         words = np.asarray(jnp.stack([_ends(x, owner.options.extra) for x in call.arrays]))
         rows = owner.tracker.judge.rows()
         for order, kinds in call.expected.items():
@@ -144,7 +144,10 @@ class Calls:
         for order, x in enumerate(call.arrays):
             rows.keep(order, functools.partial(_itself, x))
         fill(
-            rows, sites_of(call.spots, call.arrays, owner.tracker.judge.monitor), call.spots, words
+            rows,
+            sites_of(call.points, call.arrays, owner.tracker.judge.monitor),
+            call.points,
+            words,
         )
         owner.tracker.judge.close_step()
         self._local.judged = call
@@ -175,7 +178,7 @@ class Calls:
         watches = part.watches(pure, None, one, None)
         watch = watches.get(part.verdicts.exact(watches))
         outs, words = watch(part.verdicts.table(watch), one.arrays)
-        blank = [1.0] * len(watch.spots)
+        blank = [1.0] * len(watch.points)
         rows: Any = types.SimpleNamespace(lo=list(blank), hi=list(blank))
         step = Step(watch, one.arrays, outs, words, rows)
         step.read = watch.rows(probes.on_host(words))

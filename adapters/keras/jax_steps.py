@@ -79,7 +79,7 @@ class Part(Session):
         found = watches.program
         found.chosen = (found.chosen or set()) & self._chosen
         tallies = self.settings.tallies
-        if tallies != {-1} and not any(spot.phase == "loss" for spot in found.layers.checked()):
+        if tallies != {-1} and not any(point.phase == "loss" for point in found.layers.checked()):
             # A step that never asks the model for its loss: what it returns tells of it.
             found.settings = dataclasses.replace(self.settings, tallies=tallies - {-1})
         return watches

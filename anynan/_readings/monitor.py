@@ -1,6 +1,7 @@
 """The table of slots, what in it left its limits, and what led to a bad layer."""
 
 import math
+from collections.abc import Iterable
 from threading import RLock
 from typing import Any
 
@@ -8,7 +9,7 @@ import numpy as np
 
 from anynan._readings.history import Ring
 from anynan._readings.policy import Policy
-from anynan._readings.readings import Site
+from anynan._readings.readings import ProbePoint, Site
 from anynan._readings.step import Step
 from anynan.events import Phase
 
@@ -51,6 +52,15 @@ class Monitor:
                     self.sites.append(found)
                     self._table[key] = found
         return found
+
+    def sites_of(self, points: Iterable[ProbePoint]) -> list[Site]:
+        """Return the slots of values of a traced program."""
+        return [
+            self.site(
+                at.layer, at.phase, at.tensor, *at.dtype, parameter=at.parameter, buffer=at.buffer
+            )
+            for at in points
+        ]
 
     def flagged(self, rows: Step) -> list[int]:
         """List the rows not judged yet whose values leave their slot's limits, in order."""

@@ -23,16 +23,18 @@ def stride(shape: Sequence[int]) -> int:
     return found
 
 
-def moved(rows: Step, weights: Iterable[tuple[str, Sequence[int], float, float]]) -> None:
+def moved(
+    rows: Step, weights: Iterable[tuple[str, Sequence[int]]], norms: Iterable[Sequence[float]]
+) -> None:
     """Write how far weights have moved, if all of it is finite.
 
     Args:
         rows: Of the step.
-        weights: Of each: the path of its layer, its shape, and the norms of the sample's update
-            and of the sample before it.
+        weights: The path of the layer of each, and its shape.
+        norms: Of the sample's update and of the sample before it, for each.
     """
     found = []
-    for layer, shape, update, size in weights:
+    for (layer, shape), (update, size) in zip(weights, norms, strict=True):
         whole = math.prod(shape)
         share = math.sqrt(whole / max(-(-whole // stride(shape)), 1))
         found.append((layer, update * share, size * share))

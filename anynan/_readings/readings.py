@@ -9,6 +9,31 @@ from anynan._readings.policy import reading_kind
 from anynan.events import Kind, Phase
 
 
+@dataclass(frozen=True, slots=True)
+class ProbePoint:
+    """Name a value of a traced program that is read.
+
+    Attributes:
+        value: What the program knows it by: a number, or a tensor's name.
+        layer: Layer path, None outside every layer.
+        phase: Phase of the reading.
+        tensor: Which tensor (``output``, ``grad``).
+        call: Which call of the layer, where the program tells.
+        parameter: Name of the weight it belongs to.
+        buffer: True for what is carried along and not trained.
+        dtype: Short name of its dtype, and the largest finite value of that.
+    """
+
+    value: Any
+    layer: str | None
+    phase: Phase
+    tensor: str
+    call: int = 0
+    parameter: str | None = None
+    buffer: bool = False
+    dtype: tuple[str, float] = ("", 0.0)
+
+
 @dataclass(slots=True)
 class Site:
     """Name what one slot reads.

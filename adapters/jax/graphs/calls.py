@@ -139,9 +139,9 @@ class Calls:
 
     def _backward(self) -> Iterator[Call]:
         arriving: dict[_Key, dict[int, None]] = {}
-        for spot in self.layers.arriving():
-            layer, value = spot.layer or "", self.graph.values[spot.value]
-            key = (layer, spot.call)
+        for point in self.layers.arriving():
+            layer, value = point.layer or "", self.graph.values[point.value]
+            key = (layer, point.call)
             if self._joins(value.index, layer) or value.loops != self.depths.get(key):
                 continue
             if value.path in self.open:

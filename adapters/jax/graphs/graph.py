@@ -190,10 +190,10 @@ class Graph:
         for i, eqn in enumerate(jaxpr.eqns):
             operands = [read(var) for var in eqn.invars]
             here = "/".join(part for part in (stack, str(eqn.source_info.name_stack)) if part)
-            spot, position = (*path, i), (*order, i)
-            inner = [] if spot in self.shut else bodies(eqn)
+            point, position = (*path, i), (*order, i)
+            inner = [] if point in self.shut else bodies(eqn)
             if inner:
-                outs = self._open(eqn, inner, operands, spot, (*chain, eqn), here, position)
+                outs = self._open(eqn, inner, operands, point, (*chain, eqn), here, position)
             else:
                 outs = [
                     None if dropped(var) else self._value(var, path, loops).index
@@ -206,8 +206,8 @@ class Graph:
                 written = any(self._written(i) for i in operands)
                 node.passing = node.name in PASSING and not written and not fills(eqn)
                 self.nodes.append(node)
-                if spot in self.shut or hides(eqn):
-                    self.strange.setdefault(node.name, self.shut.get(spot, ""))
+                if point in self.shut or hides(eqn):
+                    self.strange.setdefault(node.name, self.shut.get(point, ""))
                 for out in outs:
                     if out is not None:
                         self.values[out].writer = node.index
@@ -223,7 +223,7 @@ class Graph:
         eqn: Any,
         inner: list[Body],
         operands: list[int],
-        spot: Path,
+        point: Path,
         chain: tuple[Any, ...],
         stack: str,
         order: tuple[Any, ...],
@@ -232,19 +232,19 @@ class Graph:
         loops = sum(part is None for part in order)
         consts = [
             [
-                self._const(held, var, body.path(spot))
+                self._const(held, var, body.path(point))
                 for held, var in zip(body.consts, body.jaxpr.constvars, strict=True)
             ]
             for body in inner
         ]
         if first.kind == "call":
             return list(
-                self._walk(first.jaxpr, consts[0], operands, first.path(spot), chain, stack, order)
+                self._walk(first.jaxpr, consts[0], operands, first.path(point), chain, stack, order)
             )
-        outside = [self._value(var, spot[:-1], loops) for var in eqn.outvars]
+        outside = [self._value(var, point[:-1], loops) for var in eqn.outvars]
         if first.kind == "cond":
             for body, held in zip(inner, consts, strict=True):
-                path = body.path(spot)
+                path = body.path(point)
                 outs = self._walk(
                     body.jaxpr, held, operands[body.skip :], path, chain, stack, (*order, body.step)
                 )
@@ -252,12 +252,12 @@ class Graph:
                     value.feeds.append(out)
         else:
             deeper = loops + (first.kind != "shard_map")
-            arguments = [self._value(var, first.path(spot), deeper) for var in first.jaxpr.invars]
+            arguments = [self._value(var, first.path(point), deeper) for var in first.jaxpr.invars]
             for value, operand in zip(arguments, operands[first.skip :], strict=True):
                 value.feeds.append(operand)
             looped = (*order, None) if first.kind != "shard_map" else order
             outs = self._walk(
-                first.jaxpr, consts[0], [v.index for v in arguments], first.path(spot), chain,
+                first.jaxpr, consts[0], [v.index for v in arguments], first.path(point), chain,
                 stack, looped,
             )  # fmt: skip
             for i, (value, out) in enumerate(zip(outside, outs, strict=True)):

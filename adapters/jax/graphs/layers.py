@@ -4,11 +4,11 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from anynan._readings.readings import ProbePoint
 from anynan.events import Phase
 from anynan.jax.graphs.graph import Graph, Node
 from anynan.jax.graphs.stacks import LAYER
 from anynan.jax.read.probes import CHECKED, LOSS, checkable
-from anynan.jax.read.spots import Spot
 
 
 class Layers:
@@ -89,7 +89,7 @@ class Layers:
         """Give which call of a layer an operation belongs to."""
         return 0 if layer is None else self.calls[node.index].get(layer, 0)
 
-    def outputs(self) -> Iterator[Spot]:
+    def outputs(self) -> Iterator[ProbePoint]:
         """Walk the values that leave a layer in the forward pass, in order."""
         for node in self.graph.nodes:
             path = self.of(node)
@@ -102,9 +102,9 @@ class Layers:
                 goes = self._goes(index)
                 for layer in self.around(path):
                     if any(not inside(other, layer) for other in goes):
-                        yield Spot(index, layer, "forward", "output", self.call(node, layer))
+                        yield ProbePoint(index, layer, "forward", "output", self.call(node, layer))
 
-    def checked(self) -> list[Spot]:
+    def checked(self) -> list[ProbePoint]:
         """List what the user's own code asked to be checked, and losses by their mark."""
         found = []
         for node in self.graph.nodes:
@@ -112,9 +112,9 @@ class Layers:
             if name == CHECKED:
                 path = self.of(node)
                 call = self.call(node, path)
-                found.append(Spot(node.ins[0], path, "value", "checked value", call))
+                found.append(ProbePoint(node.ins[0], path, "value", "checked value", call))
             elif name == LOSS and not node.backward and self._float(node.ins[0]):
-                found.append(Spot(node.ins[0], None, "loss", "loss"))
+                found.append(ProbePoint(node.ins[0], None, "loss", "loss"))
         return found
 
     def _goes(self, index: int) -> set[str | None]:
@@ -125,7 +125,7 @@ class Layers:
                 found.add(None if reader is None else self.of(reader))
         return found
 
-    def arriving(self) -> Iterator[Spot]:
+    def arriving(self) -> Iterator[ProbePoint]:
         """Walk the gradients that come into a layer by its output, in order."""
         seen: set[tuple[int, str]] = set()
         for node in self.graph.nodes:
@@ -140,7 +140,7 @@ class Layers:
                 for layer in self.around(path) if makers else ():
                     if (index, layer) not in seen and all(not inside(m, layer) for m in makers):
                         seen.add((index, layer))
-                        yield Spot(index, layer, "backward", "grad", self.call(node, layer))
+                        yield ProbePoint(index, layer, "backward", "grad", self.call(node, layer))
 
     def _float(self, index: int) -> bool:
         return checkable(self.graph.values[index].aval)

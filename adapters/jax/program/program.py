@@ -10,6 +10,7 @@ from jax import tree_util
 
 from anynan._base.context import marker
 from anynan._readings.patterns import Patterns, choose
+from anynan._readings.readings import ProbePoint
 from anynan.events import CARRIED, STATE
 from anynan.jax.graphs.bodies import JITS
 from anynan.jax.graphs.graph import Graph, Node
@@ -30,7 +31,6 @@ from anynan.jax.program.trace import (
 )
 from anynan.jax.read.probes import checkable
 from anynan.jax.read.readings import Emission, Path, Plan, Probe
-from anynan.jax.read.spots import Spot
 
 _UNTRACEABLE = (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError)
 
@@ -275,7 +275,7 @@ class Program:
         """Tell whether a layer is watched; what is outside of all is."""
         return layer is None or self.chosen is None or layer in self.chosen
 
-    def inputs(self) -> list[Spot]:
+    def inputs(self) -> list[ProbePoint]:
         """List what is read of the arguments."""
         found = []
         for i, leaf in enumerate(self.leaves):
@@ -283,30 +283,32 @@ class Program:
             if not checkable(self.graph.values[index].aval):
                 continue
             if leaf.role == "input":
-                found.append(Spot(index, None, "input", leaf.name))
+                found.append(ProbePoint(index, None, "input", leaf.name))
             elif self.settings.parameters and leaf.role in ("parameter", "buffer"):
                 short = leaf.name.rpartition(".")[2]
                 kept = leaf.role == "buffer"
-                found.append(Spot(index, self.owner(leaf), "parameter", short, 0, leaf.name, kept))
+                found.append(
+                    ProbePoint(index, self.owner(leaf), "parameter", short, 0, leaf.name, kept)
+                )
         return found
 
-    def every_step(self) -> list[Spot]:
+    def every_step(self) -> list[ProbePoint]:
         """List what is read of every step, in the order of execution."""
         settings = self.settings
-        return self.inputs() + self.spots(backward=settings.gradients, layers=settings.layers)
+        return self.inputs() + self.points(backward=settings.gradients, layers=settings.layers)
 
-    def spots(self, *, backward: bool, layers: bool = True) -> list[Spot]:
+    def points(self, *, backward: bool, layers: bool = True) -> list[ProbePoint]:
         """List what there is to read behind the inputs, in the order of execution."""
-        keyed: list[tuple[int, int, Spot]] = []
+        keyed: list[tuple[int, int, ProbePoint]] = []
         values = self.graph.values
-        found = [spot for spot in self.layers.outputs() if layers and self.watched(spot.layer)]
+        found = [point for point in self.layers.outputs() if layers and self.watched(point.layer)]
         found += self.layers.checked()
-        keyed += [(values[spot.value].writer or 0, 0, spot) for spot in found]
+        keyed += [(values[point.value].writer or 0, 0, point) for point in found]
         if backward and layers:
-            arriving = [spot for spot in self.layers.arriving() if self.watched(spot.layer)]
-            keyed += [(values[spot.value].writer or 0, 1, spot) for spot in arriving]
+            arriving = [point for point in self.layers.arriving() if self.watched(point.layer)]
+            keyed += [(values[point.value].writer or 0, 1, point) for point in arriving]
         if backward:
-            keyed += [(values[spot.value].writer or 0, 2, spot) for spot in self.gradients()]
+            keyed += [(values[point.value].writer or 0, 2, point) for point in self.gradients()]
         for i, index in enumerate(self.graph.results):
             value = values[index]
             # A result that only hands an argument on was read before it came in.
@@ -327,7 +329,7 @@ class Program:
             return -1 in tallies and result.name.startswith("result[0]")
         return self.leaves[result.source].argument in tallies
 
-    def _result(self, i: int, index: int) -> Spot:
+    def _result(self, i: int, index: int) -> ProbePoint:
         result = self.results[i]
         value = self.graph.values[index]
         nodes, _ = self.graph.origins(index)
@@ -338,14 +340,14 @@ class Program:
                 short = STATE if leaf.role == "state" else leaf.name.rpartition(".")[2]
                 carried = leaf.role == "buffer" or not self.differentiated
                 short = CARRIED if leaf.role == "buffer" else short
-                return Spot(index, layer, "optimizer", short, 0, leaf.name, carried)
+                return ProbePoint(index, layer, "optimizer", short, 0, leaf.name, carried)
             short = leaf.name.rpartition(".")[2]
-            return Spot(index, layer, "backward", f"grad of {short}", 0, leaf.name)
+            return ProbePoint(index, layer, "backward", f"grad of {short}", 0, leaf.name)
         if any(node.backward for node in nodes) and all(node.backward for node in nodes):
-            return Spot(index, None, "backward", result.name)
+            return ProbePoint(index, None, "backward", result.name)
         single = value.aval.size == 1
         label = "loss" if single and result.name == "result" else result.name
-        return Spot(index, None, "loss" if single else "forward", label)
+        return ProbePoint(index, None, "loss" if single else "forward", label)
 
     def owner(self, leaf: Leaf) -> str:
         """Give the layer that owns a weight: the longest known path in its name."""
@@ -357,7 +359,7 @@ class Program:
                 return name
         return leaf.name.rpartition(".")[0] if leaf.role != "state" else ""
 
-    def gradients(self) -> Iterator[Spot]:
+    def gradients(self) -> Iterator[ProbePoint]:
         """Walk the gradients of the weights that an update works on."""
         graph = self.graph
         for i, result in enumerate(self.results):
@@ -369,7 +371,9 @@ class Program:
             index = self.gradient_of(graph.results[i])
             if index is not None:
                 short = leaf.name.rpartition(".")[2]
-                yield Spot(index, self.owner(leaf), "backward", f"grad of {short}", 0, leaf.name)
+                yield ProbePoint(
+                    index, self.owner(leaf), "backward", f"grad of {short}", 0, leaf.name
+                )
 
     def gradient_of(self, index: int) -> int | None:
         """Find the gradient behind a new weight: its own shape all the way.
@@ -456,21 +460,21 @@ class Program:
         plan.add(value.path, value.var, Probe(index, what, at, number))
 
 
-def _numbered(spots: list[Spot]) -> list[Spot]:
+def _numbered(points: list[ProbePoint]) -> list[ProbePoint]:
     """Number the outputs of a layer that has several."""
     many: dict[Any, int] = {}
-    for spot in spots:
-        key = (spot.layer, spot.phase, spot.tensor, spot.call, spot.parameter)
+    for point in points:
+        key = (point.layer, point.phase, point.tensor, point.call, point.parameter)
         many[key] = many.get(key, 0) + 1
     seen: dict[Any, int] = {}
     found = []
-    for spot in spots:
-        key = (spot.layer, spot.phase, spot.tensor, spot.call, spot.parameter)
+    for point in points:
+        key = (point.layer, point.phase, point.tensor, point.call, point.parameter)
         if many[key] > 1:
             at = seen[key] = seen.get(key, -1) + 1
-            found.append(replace(spot, tensor=f"{spot.tensor}[{at}]"))
+            found.append(replace(point, tensor=f"{point.tensor}[{at}]"))
         else:
-            found.append(spot)
+            found.append(point)
     return found
 
 

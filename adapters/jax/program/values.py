@@ -14,7 +14,7 @@ from anynan.jax.graphs.choices import CHOOSING
 from anynan.jax.graphs.versions import dropped, rebind
 from anynan.jax.read.readings import Path
 
-Spot = tuple[Path, Any]
+ValueKey = tuple[Path, Any]
 
 
 class Values:
@@ -26,11 +26,11 @@ class Values:
     """
 
     def __init__(
-        self, jaxpr: Any, places: Mapping[Spot, int], choosers: Mapping[Path, int]
+        self, jaxpr: Any, places: Mapping[ValueKey, int], choosers: Mapping[Path, int]
     ) -> None:
         self.jaxpr, self.places, self.choosers = jaxpr, places, choosers
-        spots = [*(path for path, _ in places), *(path[:-1] for path in choosers)]
-        self._inside = {path[:i] for path in spots for i in range(len(path) + 1)}
+        points = [*(path for path, _ in places), *(path[:-1] for path in choosers)]
+        self._inside = {path[:i] for path in points for i in range(len(path) + 1)}
 
     def __call__(
         self, consts: Any, args: Any, held: Mapping[int, Any]
@@ -67,19 +67,19 @@ class Values:
             write(var, x)
         for i, eqn in enumerate(jaxpr.eqns):
             operands = [read(var) for var in eqn.invars]
-            spot = (*path, i)
+            point = (*path, i)
             inner = bodies(eqn)
             kind = inner[0].kind if inner else None
-            if spot in self.choosers:
-                number = self.choosers[spot]
+            if point in self.choosers:
+                number = self.choosers[point]
                 outs, chosen[number] = _chosen(eqn, operands, held.get(number))
             elif kind == "call":
                 body = inner[0]
-                outs, more, picks = self._walk(body.jaxpr, body.consts, operands, spot, held)
+                outs, more, picks = self._walk(body.jaxpr, body.consts, operands, point, held)
                 found.update(more)
                 chosen.update(picks)
-            elif kind == "scan" and spot in self._inside:
-                outs, more, picks = self._scan(eqn, inner[0], operands, spot, held)
+            elif kind == "scan" and point in self._inside:
+                outs, more, picks = self._scan(eqn, inner[0], operands, point, held)
                 found.update(more)
                 chosen.update(picks)
             else:
@@ -95,8 +95,8 @@ class Values:
         first, last = body.fixed, body.fixed + body.carried
         mine = {
             number: held[number]
-            for spot, number in self.choosers.items()
-            if spot[: len(path)] == path and number in held
+            for point, number in self.choosers.items()
+            if point[: len(path)] == path and number in held
         }
 
         def step(carry: Any, x: Any) -> Any:

@@ -102,12 +102,12 @@ class Watch:
         settings = program.settings
         self.program, self.known = program, known
         self.exact = frozenset(exact)
-        self.spots = program.every_step()
+        self.points = program.every_step()
         self.groups = {} if settings.ends else self._groups()
         inside = {i for group in self.groups.values() for i in group[1:]}
         hidden = {program.graph.results[i] for i in inside}
-        self.spots = [spot for spot in self.spots if spot.value not in hidden]
-        self.values = list(dict.fromkeys(spot.value for spot in self.spots))
+        self.points = [point for point in self.points if point.value not in hidden]
+        self.values = list(dict.fromkeys(point.value for point in self.points))
         self.plan = Plan(extra=settings.extra)
         for number, index in enumerate(self.values):
             if index in self.groups:
@@ -117,7 +117,7 @@ class Watch:
                 what = "ends" if settings.ends else "code"
             program.want(self.plan, index, what, number=number)
         self.at = {index: i for i, index in enumerate(self.values)}
-        self.order = [self.at[spot.value] for spot in self.spots]
+        self.order = [self.at[point.value] for point in self.points]
         self.width = 3 + len(settings.extra) if settings.ends else 1
         avals = [program.graph.values[index].aval for index in self.values]
         self.single = np.array([probes.single(aval) for aval in avals], bool)
@@ -150,7 +150,7 @@ class Watch:
         """Put a new weight and its optimizer state together, to be read in one pass."""
         program, found = self.program, {}
         shapes = [(v.shape, v.dtype) for v in program.closed.out_avals]
-        wanted = {spot.value for spot in self.spots}
+        wanted = {point.value for point in self.points}
         for i, result in enumerate(program.results):
             index = program.graph.results[i]
             if not result.state or result.source is None or index not in wanted:

@@ -34,14 +34,9 @@ def checkable(aval: Any) -> bool:
     return bool(jnp.issubdtype(dtype, jnp.inexact))
 
 
-def dtype_name(aval: Any) -> str:
-    """Give the short dtype name."""
-    return str(np.dtype(aval.dtype).name)
-
-
-def dtype_max(aval: Any) -> float:
-    """Give the largest finite value of a float or complex dtype."""
-    return float(_finfo(aval.dtype).max)
+def dtype(aval: Any) -> tuple[str, float]:
+    """Give the short name of a float or complex dtype, and its largest finite value."""
+    return str(np.dtype(aval.dtype).name), float(_finfo(aval.dtype).max)
 
 
 def parts(x: Any) -> list[Any]:

@@ -9,13 +9,13 @@ import numpy as np
 
 from anynan._base.context import replay_context
 from anynan._diagnosis.lineage import Replay
+from anynan._readings.readings import ProbePoint
 from anynan.jax.graphs.graph import Graph
 from anynan.jax.graphs.versions import rebind
 from anynan.jax.program.evaluator import CALLBACKS, jit_once
 from anynan.jax.program.program import Program
 from anynan.jax.read import probes
 from anynan.jax.read.readings import Path, Plan
-from anynan.jax.read.spots import Spot
 from anynan.jax.replay.flags import flags
 from anynan.jax.replay.replay import behind, record
 from anynan.jax.replay.steps import Step
@@ -72,7 +72,7 @@ def up_to(step: Step, error: BaseException) -> Replay | None:
             found = flags(program, arrays, dict.fromkeys([index, *behind(program, index)], "sum"))
             if found[index].word:
                 program.catcher = Catcher()
-                seen, _ = record(program, arrays, found, [Spot(index, None, "value", "")])
+                seen, _ = record(program, arrays, found, [ProbePoint(index, None, "value", "")])
                 jax.effects_barrier()
                 seen.raised = error
                 seen.end()

@@ -24,6 +24,7 @@ from anynan._diagnosis.records import (
     gradient_operands,
     makers,
 )
+from anynan._readings.readings import ProbePoint
 from anynan.events import STATE
 from anynan.jax.graphs import names
 from anynan.jax.graphs.bodies import rounds_of
@@ -34,7 +35,6 @@ from anynan.jax.program.evaluator import jit_once
 from anynan.jax.program.program import Program
 from anynan.jax.read import probes
 from anynan.jax.read.readings import Plan
-from anynan.jax.read.spots import Spot
 from anynan.jax.replay import saving, zoom
 from anynan.jax.replay.rounds import Its, Rounds, order
 from anynan.jax.replay.spoilt import blame
@@ -66,14 +66,14 @@ class Recorder:
     """Make the records of one replay."""
 
     def __init__(
-        self, program: Program, found: "dict[int, Flag]", bad: list[Op], spots: list[Spot]
+        self, program: Program, found: "dict[int, Flag]", bad: list[Op], points: list[ProbePoint]
     ) -> None:
         self.program, self.found = program, found
         self.graph, self.operations = program.graph, program.operations()
         looked = {level.path: level.its for level in program.levels if level.path}
         self.rounds = Rounds(self.graph, self.operations, found, looked)
         # Where bad values arrived, and in which round: first of all, and first as NaN.
-        self.arrived = [(spot, its) for spot in spots for its in self._first(spot.value)]
+        self.arrived = [(point, its) for point in points for its in self._first(point.value)]
         moments = self._moments(bad)
         self.bad = sorted(moments, key=self._order)
         self.index = {(m.op.index, m.its): i for i, m in enumerate(self.bad)}
@@ -92,8 +92,8 @@ class Recorder:
     def _moments(self, bad: list[Op]) -> list[Moment]:
         """Choose the rounds that are looked at: those that handed bad values on to the harm."""
         todo: list[tuple[Op, Its]] = []
-        for spot, its in self.arrived:
-            todo += self.rounds.writers(spot.value, its)
+        for point, its in self.arrived:
+            todo += self.rounds.writers(point.value, its)
         for op in bad:  # what was hidden again, and where an Inf became NaN
             for index in op.outs:
                 todo += [(op, its) for its in self._first(index)]
@@ -450,18 +450,18 @@ class Recorder:
     def sinks(self) -> list[Sink]:
         """List where bad values arrived, in the order of execution."""
         found = []
-        for spot, its in self.arrived:
-            word = self.rounds.word(spot.value, its) or 0
-            if not word or (spot.tensor == STATE and word != probes.NAN):
+        for point, its in self.arrived:
+            word = self.rounds.word(point.value, its) or 0
+            if not word or (point.tensor == STATE and word != probes.NAN):
                 continue  # an Inf in optimizer state does no harm by itself
             parents = [
                 self.index[op.index, at]
-                for op, at in self.rounds.writers(spot.value, its)
+                for op, at in self.rounds.writers(point.value, its)
                 if (op.index, at) in self.index
             ]
-            phase: Any = "parameter" if spot.phase == "optimizer" else spot.phase
-            label = spot.parameter or spot.tensor
-            found.append(Sink(phase, spot.layer, label, tuple(parents), probes.KINDS[word]))
+            phase: Any = "parameter" if point.phase == "optimizer" else point.phase
+            label = point.parameter or point.tensor
+            found.append(Sink(phase, point.layer, label, tuple(parents), probes.KINDS[word]))
         return found
 
 

@@ -7,13 +7,12 @@ from anynan._bundle.collector import collecting
 from anynan._diagnosis.agreement import CheckedPoint, divergence
 from anynan._diagnosis.lineage import Replay
 from anynan._readings.policy import may_mask
-from anynan._readings.readings import Reading
+from anynan._readings.readings import ProbePoint, Reading
 from anynan.jax.graphs.operations import Op
 from anynan.jax.messages import CALLBACK_AGAIN
 from anynan.jax.program.evaluator import silent
 from anynan.jax.program.program import Program
 from anynan.jax.read import probes
-from anynan.jax.read.spots import Spot
 from anynan.jax.replay import saving
 from anynan.jax.replay.flags import Flag, flags
 from anynan.jax.replay.records import Recorder
@@ -41,44 +40,44 @@ def replay(step: Step, first: int, reading: Reading | None = None) -> Replay:
         saving.inputs(into, step)
     watch = step.watch
     words = {index: int(step.read[at, 0]) for index, at in watch.at.items()}
-    spots = program.spots(backward=True)
+    points = program.points(backward=True)
     meant = {index for index, at in watch.at.items() if at in step.meant}
     bad = [
-        spot
-        for spot in watch.spots[first:]
-        if words[spot.value] and spot.phase != "input" and spot.value not in meant
+        point
+        for point in watch.points[first:]
+        if words[point.value] and point.phase != "input" and point.value not in meant
     ]
     # A weight is read together with its optimizer state.
-    joined = {i: spot.value for spot in bad for i in watch.members(spot.value)}
+    joined = {i: point.value for point in bad for i in watch.members(point.value)}
     words.update({i: words[index] for i, index in joined.items()})
-    hidden = joined.keys() - {spot.value for spot in bad}
+    hidden = joined.keys() - {point.value for point in bad}
     together = {joined[i] for i in hidden}
-    bad += [spot for spot in spots if spot.value in hidden]
+    bad += [point for point in points if point.value in hidden]
     bad = masks_last(bad, words)
     with replay_context():
         chosen = slice_behind(program, bad, words, together)
         if len(chosen) > MOST and not nested(program, chosen):
-            between = [spot.value for spot in spots if spot.value in chosen]
+            between = [point.value for point in points if point.value in chosen]
             found = flags(program, arrays, dict.fromkeys(between, "sum"))
             words.update({index: flag.word for index, flag in found.items()})
-            here = {spot.value for spot in watch.spots[:first]}
-            more = [s for s in spots if words.get(s.value) and s.value not in here]
+            here = {point.value for point in watch.points[:first]}
+            more = [s for s in points if words.get(s.value) and s.value not in here]
             chosen = slice_behind(program, more or bad, words, together)
         # A forward value may have been masked, or nobody took it but its gradient.
         if bad and bad[0].phase in ("backward", "optimizer"):
             chosen |= ahead(program, chosen)
         wanted: dict[int, Any] = dict.fromkeys(chosen, "sum")
-        wanted.update(dict.fromkeys(_before(spots, chosen), "span"))
+        wanted.update(dict.fromkeys(_before(points, chosen), "span"))
         # A sum does not tell Infs of both signs from NaN.
-        failing = watch.spots[min(first, len(watch.spots) - 1)].value
+        failing = watch.points[min(first, len(watch.points) - 1)].value
         wanted[failing] = "code"
         found = flags(program, arrays, wanted)
-        passed = [] if reading is None else _passed(step, found, failing, spots)
+        passed = [] if reading is None else _passed(step, found, failing, points)
         ends = not program.settings.layers
         same = reading is None or divergence(step.rows, reading, passed, ends=ends) is None
         if same and not step.partial:
             _trail(step, found)
-        result, recorder = record(program, arrays, found, spots)
+        result, recorder = record(program, arrays, found, points)
         result.passed = passed
     step.spoilt = spoilt(program, recorder.held)
     result.end()
@@ -86,42 +85,42 @@ def replay(step: Step, first: int, reading: Reading | None = None) -> Replay:
 
 
 def _passed(
-    step: Step, found: dict[int, Flag], failing: int, spots: list[Spot]
+    step: Step, found: dict[int, Flag], failing: int, points: list[ProbePoint]
 ) -> list[CheckedPoint]:
     """List what the second run read where the first one did, or between the ends it read."""
     passed = []
-    for spot in step.watch.spots if step.program.settings.layers else spots:
-        flag = found.get(spot.value)
-        if spot.parameter is not None and spot.value == failing:
+    for point in step.watch.points if step.program.settings.layers else points:
+        flag = found.get(point.value)
+        if point.parameter is not None and point.value == failing:
             break  # behind it the first run was not judged
-        if flag is None or spot.parameter is not None:
+        if flag is None or point.parameter is not None:
             continue
         low, high = probes.UNREAD if flag.row is None else probes.read(flag.row)
         word = flag.word
-        at = step.watch.at.get(spot.value)
+        at = step.watch.at.get(point.value)
         once = word if at is None else int(step.read[at, 0])
-        if spot.value != failing and {word, once} == {probes.POSINF, probes.NAN}:
+        if point.value != failing and {word, once} == {probes.POSINF, probes.NAN}:
             word = once
         if word:
             low, high = probes.read((word, *probes.UNREAD))
-        passed.append(CheckedPoint(spot.layer, spot.phase, spot.tensor, spot.call, low, high))
+        passed.append(CheckedPoint(point.layer, point.phase, point.tensor, point.call, low, high))
     return passed
 
 
-def _before(spots: list[Spot], chosen: set[int]) -> list[int]:
+def _before(points: list[ProbePoint], chosen: set[int]) -> list[int]:
     """Give the layers' outputs up to the last value that is looked at: the report's trail."""
-    last = max((i for i, spot in enumerate(spots) if spot.value in chosen), default=-1)
-    before = spots[: last + 1]
-    return [spot.value for spot in before if spot.phase == "forward" or spot.value in chosen]
+    last = max((i for i, point in enumerate(points) if point.value in chosen), default=-1)
+    before = points[: last + 1]
+    return [point.value for point in before if point.phase == "forward" or point.value in chosen]
 
 
 def everything(step: Step) -> Replay | None:
     """Run a step again with every operation read; None if all of it is finite."""
     program, watch = step.program, step.watch
     arrays = step.inputs()
-    spots = program.spots(backward=True)
+    points = program.points(backward=True)
     wanted: dict[int, Any] = {i: "sum" for op in program.operations().ops for i in op.outs}
-    wanted.update(dict.fromkeys((spot.value for spot in spots), "sum"))
+    wanted.update(dict.fromkeys((point.value for point in points), "sum"))
     with replay_context():
         found = flags(program, arrays, wanted)
         if not any(flag.word for flag in found.values()):
@@ -130,18 +129,18 @@ def everything(step: Step) -> Replay | None:
         if max((found[i].word for i in results & found.keys()), default=0) <= probes.NEGINF:
             # A gradient that reached nothing that the step returns was dropped, as a loss
             # scaler's is.
-            spots = program.spots(backward=program.settings.gradients)
-        harmful = [spot for spot in spots if watch.at.get(spot.value) not in step.meant]
+            points = program.points(backward=program.settings.gradients)
+        harmful = [point for point in points if watch.at.get(point.value) not in step.meant]
         return record(program, arrays, found, harmful)[0]
 
 
 def record(
-    program: Program, arrays: list[Any], found: dict[int, Flag], spots: list[Spot]
+    program: Program, arrays: list[Any], found: dict[int, Flag], points: list[ProbePoint]
 ) -> tuple[Replay, Recorder]:
     """Turn the values that were found bad into records and sinks."""
     operations = program.operations()
     bad = [op for op in operations.ops if any(i in found and found[i].word for i in op.outs)]
-    recorder = Recorder(program, found, bad, spots)
+    recorder = Recorder(program, found, bad, points)
     recorder.capture(arrays)
     result = Replay(recorder.records(), recorder.sinks())
     result.notes += dict.fromkeys(recorder.trouble)
@@ -153,14 +152,14 @@ def record(
     return result, recorder
 
 
-def masks_last(bad: list[Spot], words: dict[int, int]) -> list[Spot]:
+def masks_last(bad: list[ProbePoint], words: dict[int, int]) -> list[ProbePoint]:
     """Sort what is bad: a mask is no failure of its own, what came after it is looked for first."""
     masks = [s for s in bad[1:] if may_mask(probes.KINDS[words[s.value]], s.phase)]
     return sorted(bad, key=masks.__contains__)
 
 
 def slice_behind(
-    program: Program, bad: list[Spot], words: dict[int, int], together: set[int]
+    program: Program, bad: list[ProbePoint], words: dict[int, int], together: set[int]
 ) -> set[int]:
     """Give the results of every operation that may have made the first bad values.
 
@@ -175,11 +174,11 @@ def slice_behind(
     """
     operations = program.operations()
     chosen: set[int] = set()
-    for spot in bad:
-        chosen |= {spot.value, *behind(program, spot.value, words)}
+    for point in bad:
+        chosen |= {point.value, *behind(program, point.value, words)}
         # A weight is read together with its optimizer state: which of them it is shows later.
-        alone = spot.value not in together
-        if len(chosen) > MOST or (alone and words[spot.value] == probes.NAN):
+        alone = point.value not in together
+        if len(chosen) > MOST or (alone and words[point.value] == probes.NAN):
             break
     return chosen | {
         i for op in operations.ops if any(o in chosen for o in op.outs) for i in op.outs
@@ -247,9 +246,9 @@ def ahead(program: Program, chosen: set[int]) -> set[int]:
 def _trail(step: Step, found: dict[int, Flag]) -> None:
     """Fill in how large the values of each layer were."""
     rows = step.rows
-    for order, spot in enumerate(step.watch.spots):
-        flag = found.get(spot.value)
-        if flag is not None and flag.row is not None and spot.phase == "forward":
+    for order, point in enumerate(step.watch.points):
+        flag = found.get(point.value)
+        if flag is not None and flag.row is not None and point.phase == "forward":
             low, high = probes.read(flag.row)
             if rows.lo[order] > rows.hi[order]:
                 rows.correct(order, low, high)

@@ -10,11 +10,11 @@ import numpy as np
 
 from anynan._diagnosis.evidence import BadParameter, ReplayError
 from anynan._readings import step as core
+from anynan._readings.readings import ProbePoint
 from anynan.jax.program.program import Program
 from anynan.jax.program.watch import Known, Watch
 from anynan.jax.read import probes
 from anynan.jax.read.readings import Path
-from anynan.jax.read.spots import Spot
 
 
 @dataclass
@@ -77,9 +77,9 @@ class Step:
             self, watch=watch, arrays=self.inputs(), read=read, meant=meant, partial=True
         )
 
-    def order(self, spot: Spot) -> int:
+    def order(self, point: ProbePoint) -> int:
         """Give the number of a reading, that of the first where it is not read."""
-        same = [replace(x, value=spot.value) == spot for x in self.watch.spots]
+        same = [replace(x, value=point.value) == point for x in self.watch.points]
         return same.index(True) if True in same else 0
 
     def inputs(self) -> list[Any]:

@@ -10,12 +10,12 @@ from anynan._base.context import replay_context
 from anynan._diagnosis.lineage import Replay
 from anynan._diagnosis.rules.repair import Repair
 from anynan._diagnosis.trials import Attempt
+from anynan._readings.readings import ProbePoint
 from anynan.arrays.reached import untouched
 from anynan.jax.graphs.operations import Op
 from anynan.jax.graphs.stacks import MARK, MENDED
 from anynan.jax.program.program import Program
 from anynan.jax.program.trace import ShutError
-from anynan.jax.read.spots import Spot
 from anynan.jax.replay.flags import Flag, flags
 from anynan.jax.replay.mender import Mender
 from anynan.jax.replay.replay import MOST, ahead, masks_last, record, slice_behind
@@ -64,19 +64,19 @@ def _alike(mended: Program, program: Program) -> bool:
 
 
 def _run(step: Step, program: Program, arrays: list[Any]) -> Attempt | None:
-    spots = _spots(step, program)
-    measured = _losses(program, spots) | _gradients(program)
-    wanted = {s.value: "ends" if s.value in measured else "sum" for s in spots}
+    points = _points(step, program)
+    measured = _losses(program, points) | _gradients(program)
+    wanted = {s.value: "ends" if s.value in measured else "sum" for s in points}
     found = flags(program, arrays, wanted, extra=("norm",))
     seen = Attempt(Replay(), "step" if program.differentiated else "call")
     if not any(flag.word for flag in found.values()):
         if program.differentiated:
-            seen.loss, seen.gradient_norm = _loss(program, spots, found), _norm(program, found)
+            seen.loss, seen.gradient_norm = _loss(program, points, found), _norm(program, found)
         return seen
     if nested(program, found):  # another look inside takes longer than the first step did
         return None
-    words = {spot.value: found[spot.value].word for spot in spots}
-    bad = masks_last([spot for spot in spots if words[spot.value]], words)
+    words = {point.value: found[point.value].word for point in points}
+    bad = masks_last([point for point in points if words[point.value]], words)
     operations = program.operations().ops
     slopes = [op for op in operations if _is_slope(op)]
     chosen = slice_behind(program, bad, words, set())
@@ -89,13 +89,13 @@ def _run(step: Step, program: Program, arrays: list[Any]) -> Attempt | None:
             return None
         found = flags(program, arrays, dict.fromkeys(values, "sum"))
         seen.bad = any(_made_bad(op, found) for op in slopes)
-        seen.replay = record(program, arrays, found, spots)[0]
+        seen.replay = record(program, arrays, found, points)[0]
         if not all(record.expected for record in seen.replay.records):
             break
     return None if seen.replay.notes else seen
 
 
-def _spots(step: Step, program: Program) -> list[Spot]:
+def _points(step: Step, program: Program) -> list[ProbePoint]:
     """List where bad values would be harm: not where the step's own were meant."""
     watch, graph = step.watch, step.program.graph
     meant = {
@@ -103,7 +103,7 @@ def _spots(step: Step, program: Program) -> list[Spot]:
         for i, index in enumerate(graph.results)
         if watch.at.get(index) in step.meant
     }
-    return [spot for spot in program.spots(backward=True) if spot.value not in meant]
+    return [point for point in program.points(backward=True) if point.value not in meant]
 
 
 def _is_slope(op: Op) -> bool:
@@ -117,9 +117,9 @@ def _made_bad(op: Op, found: dict[int, Flag]) -> bool:
     return bad and not any(i in found and found[i].word for i in op.ins)
 
 
-def _losses(program: Program, spots: list[Spot]) -> set[int]:
+def _losses(program: Program, points: list[ProbePoint]) -> set[int]:
     """List what may be the loss: the results that are read as one."""
-    return {spot.value for spot in spots if spot.phase == "loss"} & set(program.graph.results)
+    return {point.value for point in points if point.phase == "loss"} & set(program.graph.results)
 
 
 def _gradients(program: Program) -> set[int]:
@@ -129,12 +129,12 @@ def _gradients(program: Program) -> set[int]:
         for i, result in enumerate(program.results)
         if result.source is not None and not result.state
     }
-    return returned | {spot.value for spot in program.gradients()}
+    return returned | {point.value for point in program.gradients()}
 
 
-def _loss(program: Program, spots: list[Spot], found: dict[int, Flag]) -> float | None:
+def _loss(program: Program, points: list[ProbePoint], found: dict[int, Flag]) -> float | None:
     """Give the loss, None where several results may be it."""
-    rows = [found[index].row for index in _losses(program, spots)]
+    rows = [found[index].row for index in _losses(program, points)]
     return float(rows[0][1]) if len(rows) == 1 else None
 
 

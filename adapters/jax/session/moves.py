@@ -1,6 +1,5 @@
 """How far an update moves the weights, from a sample of each, in one step of so many."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -12,26 +11,8 @@ from anynan.jax.program.program import Program
 from anynan.jax.read import probes
 
 
-@dataclass(frozen=True, slots=True)
-class Moved:
-    """Hold the norms of an update, on the device.
-
-    Attributes:
-        weights: Layer path and shape of each weight.
-        norms: Of the update and of the weight before it, of each.
-    """
-
-    weights: list[tuple[str, tuple[int, ...]]]
-    norms: Any
-
-    def write(self, rows: Step) -> None:
-        """Bring them to the host, and write them into the step's rows."""
-        told = probes.on_host(self.norms).tolist()
-        moved(rows, [(*weight, *pair) for weight, pair in zip(self.weights, told, strict=True)])
-
-
 class Sample:
-    """Keep samples of the weights that a step takes, until it has given new ones.
+    """Keep samples of the weights that a step takes, and then how far it moved them.
 
     Args:
         program: What will run.
@@ -40,15 +21,18 @@ class Sample:
     """
 
     def __init__(self, program: Program, places: list[tuple[int, int]], arrays: list[Any]) -> None:
-        self._program, self._places = program, places
-        self._old = _samples([arrays[source] for _, source in self._places])
+        self._places, old = places, [arrays[source] for _, source in places]
+        owners = [program.owner(program.leaves[source]) for _, source in places]
+        self._weights = [(owner, x.shape) for owner, x in zip(owners, old, strict=True)]
+        self._held: Any = _samples(old)
 
-    def after(self, outs: list[Any]) -> Moved:
+    def after(self, outs: list[Any]) -> None:
         """Compare them with what came out."""
-        leaves, new = self._program.leaves, [outs[i] for i, _ in self._places]
-        owners = [self._program.owner(leaves[source]) for _, source in self._places]
-        weights = [(owner, x.shape) for owner, x in zip(owners, new, strict=True)]
-        return Moved(weights, _norms(self._old, new))
+        self._held = _norms(self._held, [outs[i] for i, _ in self._places])
+
+    def write(self, rows: Step) -> None:
+        """Bring it to the host, and write it into the step."""
+        moved(rows, self._weights, probes.on_host(self._held).tolist())
 
 
 def sample(every: int | None, step: int, program: Program, arrays: list[Any]) -> Sample | None:

@@ -15,7 +15,7 @@ from anynan._diagnosis.evidence import BadParameter
 from anynan._diagnosis.lineage import Replay
 from anynan._diagnosis.rules.repair import Repair
 from anynan._diagnosis.trials import Attempt
-from anynan._readings.readings import Reading
+from anynan._readings.readings import ProbePoint, Reading
 from anynan._steps.adapter import BaseAdapter, Rise
 from anynan._steps.messages import NO_UPDATES
 from anynan._steps.tracked import Tracked
@@ -39,7 +39,6 @@ from anynan.jax.program.watch import Watches
 from anynan.jax.read import probes
 from anynan.jax.read.places import fill, sites_of
 from anynan.jax.read.readings import Path
-from anynan.jax.read.spots import Spot
 from anynan.jax.replay.steps import Step, weakly
 from anynan.jax.session.moves import sample, weights_of
 from anynan.jax.session.settlement import Settlement
@@ -202,7 +201,8 @@ class Session(BaseAdapter):
         ran = Step(watch, hold(flat.arrays), hold(outs), words, rows)
         ran.since = since
         if kept is not None:
-            ran.moved = kept.after(outs)
+            kept.after(outs)
+            ran.moved = kept
         if self.options.replay and not self.light:
             bare = replace(flat, arrays=[])
             ran.traced = (
@@ -326,13 +326,13 @@ class Session(BaseAdapter):
         if self.options.patience:
             self.tracker.judge.say(SKIP_INSIDE(option=f"patience={self.options.patience}"))
 
-    def told(self, spots: list[Spot], avals: list[Any], words: Any) -> None:
+    def told(self, points: list[ProbePoint], avals: list[Any], words: Any) -> None:
         """Judge readings that the caller's program sent because one of them is bad."""
         with self._lock:
             rows = self.tracker.judge.rows()
             filled = np.empty((len(words), 3))
             filled[:, 0], filled[:, 1:] = words, probes.UNREAD
-            fill(rows, sites_of(spots, avals, self.tracker.judge.monitor), spots, filled)
+            fill(rows, sites_of(points, avals, self.tracker.judge.monitor), points, filled)
             self.tracker.judge.close_step()
             self.tracker.judge.settle(rows)
 

@@ -15,7 +15,7 @@ from anynan._diagnosis.evidence import BadParameter, ReplayError
 from anynan._diagnosis.lineage import Replay
 from anynan._diagnosis.rules.repair import Repair
 from anynan._diagnosis.trials import Attempt
-from anynan._readings.readings import Reading
+from anynan._readings.readings import ProbePoint, Reading
 from anynan._steps import made
 from anynan._steps.judge import ANYTHING
 from anynan._steps.messages import STEPS_UNSEEN
@@ -26,7 +26,6 @@ from anynan.jax.program.trace import ShutError
 from anynan.jax.program.watch import State, Watch
 from anynan.jax.read import probes
 from anynan.jax.read.places import fill, sites_of
-from anynan.jax.read.spots import Spot
 from anynan.jax.replay.ending import up_to
 from anynan.jax.replay.flags import flags
 from anynan.jax.replay.replay import everything, replay
@@ -123,11 +122,11 @@ class Settlement:
         step.read = watch.rows(words)
         graph = step.program.graph
         if watch.sites is None:
-            avals = [graph.values[spot.value].aval for spot in watch.spots]
-            watch.sites = sites_of(watch.spots, avals, self._tracker.judge.monitor)
+            avals = [graph.values[point.value].aval for point in watch.points]
+            watch.sites = sites_of(watch.points, avals, self._tracker.judge.monitor)
         if step.program.expected:
-            for order, spot in enumerate(watch.spots):
-                allowed = step.program.excused(spot.value)
+            for order, point in enumerate(watch.points):
+                allowed = step.program.excused(point.value)
                 if allowed:
                     rows.expect([order], allowed)
         step.handed_on = self._handed_on(step)
@@ -137,7 +136,7 @@ class Settlement:
                 self._sure(step)
             step.meant = self._meant(step)
         read = step.read[watch.order]
-        fill(rows, watch.sites, watch.spots, read)
+        fill(rows, watch.sites, watch.points, read)
         if read[:, 0].any() and not step.handed_on:
             self._live(step, watch)
             self._suspect(step, watch, read)
@@ -263,12 +262,12 @@ class Settlement:
         """Note which Infs may be meant, and name the part of an update that is bad."""
         rows, graph = step.rows, step.program.graph
         states = {state.at: state for state in watch.states}
-        for order, spot in enumerate(watch.spots):
-            at = watch.at[spot.value]
+        for order, point in enumerate(watch.points):
+            at = watch.at[point.value]
             if not read[order, 0]:
                 continue
             state = states.get(at)
-            if state is None or spot.phase != "optimizer":
+            if state is None or point.phase != "optimizer":
                 continue
             if at in step.meant:
                 rows.mark_intended(order)
@@ -276,12 +275,12 @@ class Settlement:
             named = None
             if part is not None:
                 leaf = step.program.leaves[step.program.results[part].source or 0]
-                named = Spot(spot.value, spot.layer, "optimizer", STATE, 0, leaf.name)
+                named = ProbePoint(point.value, point.layer, "optimizer", STATE, 0, leaf.name)
                 rows.keep(order, functools.partial(alive, step.outs[part]))
             elif at in step.meant and state.weight is not None:
-                named = replace(spot, phase="parameter", tensor=CARRIED)
+                named = replace(point, phase="parameter", tensor=CARRIED)
             if named is not None:
-                aval = graph.values[spot.value].aval
+                aval = graph.values[point.value].aval
                 rows.rename(order, sites_of([named], [aval], self._tracker.judge.monitor)[0])
 
     def _part(self, step: Step, state: State) -> int | None:
@@ -300,7 +299,7 @@ class Settlement:
         """
         program, watch = step.program, step.watch
         known = watch.known
-        for index in dict.fromkeys(spot.value for spot in watch.spots):
+        for index in dict.fromkeys(point.value for point in watch.points):
             at = watch.at[index]
             if step.read[at, 0] != probes.NAN:
                 continue
@@ -325,8 +324,8 @@ class Settlement:
             return
         norms = [
             float(row[-1])
-            for spot, row in zip(step.watch.spots, words, strict=True)
-            if spot.phase == "backward" and spot.parameter is not None
+            for point, row in zip(step.watch.points, words, strict=True)
+            if point.phase == "backward" and point.parameter is not None
         ]
         if norms:
             self._tracker.judge.guard(step.rows, math.hypot(*norms))
@@ -347,9 +346,9 @@ class Settlement:
         held = dict(zip(graph.results, step.outs, strict=True))
         if not watch.restored:
             held.update(zip(graph.arguments, step.arrays, strict=True))
-        for order, spot in enumerate(watch.spots):
-            if spot.value in held:
-                step.rows.keep(order, functools.partial(alive, held[spot.value]))
+        for order, point in enumerate(watch.points):
+            if point.value in held:
+                step.rows.keep(order, functools.partial(alive, held[point.value]))
 
     def replay(self, reading: Reading) -> Replay:
         """Run the failing step again, operation by operation."""
@@ -360,9 +359,9 @@ class Settlement:
                 "step to run again: track the outermost function, and the operation is named"
             )
             raise ReplayError(msg)
-        spot = step.watch.spots[reading.order]
+        point = step.watch.points[reading.order]
         found = self._seen(
-            step, lambda s: replay(s, s.order(spot) if s.partial else reading.order, reading)
+            step, lambda s: replay(s, s.order(point) if s.partial else reading.order, reading)
         )
         assert found is not None
         return found

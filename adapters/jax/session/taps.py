@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from anynan._readings.readings import ProbePoint
 from anynan.errors import AnomalyError, reason
 from anynan.jax.graphs.bodies import CUSTOM
 from anynan.jax.graphs.graph import Graph
@@ -21,7 +22,6 @@ from anynan.jax.program.program import Program
 from anynan.jax.program.trace import ShutError
 from anynan.jax.read import probes
 from anynan.jax.read.readings import Plan, Probe
-from anynan.jax.read.spots import Spot
 
 
 class Taps:
@@ -37,8 +37,8 @@ class Taps:
     def __init__(
         self,
         program: Program,
-        bad_words: Callable[[Spot], Any],
-        told: Callable[[list[Spot], list[Any], Any], None],
+        bad_words: Callable[[ProbePoint], Any],
+        told: Callable[[list[ProbePoint], list[Any], Any], None],
         say: Callable[[str], None],
     ) -> None:
         self._program, self._bad_words, self._told = program, bad_words, told
@@ -59,17 +59,17 @@ class Taps:
         closed_over = list(program.closed.consts)
         arrays = [x if hasattr(x, "dtype") else jnp.asarray(x) for x in (*closed_over, *arrays)]
         split = len(closed_over)
-        spots = program.inputs()
-        spots += program.spots(backward=False, layers=program.settings.layers)
-        spots = [spot for spot in spots if spot.phase != "backward"]
-        report = self._reporter(program.graph, spots)
+        points = program.inputs()
+        points += program.points(backward=False, layers=program.settings.layers)
+        points = [point for point in points if point.phase != "backward"]
+        report = self._reporter(program.graph, points)
 
         def forward(*inner: Any) -> tuple[list[Any], Any]:
             plan = Plan(opaque=CUSTOM, detached=True)
-            for spot in spots:
-                program.want(plan, spot.value, "code")
+            for point in points:
+                program.want(plan, point.value, "code")
             outs, found = program.evaluate(plan, inner[split:], inner[:split])
-            return outs, _words(found, spots)
+            return outs, _words(found, points)
 
         if not backward:
             outs, words = forward(*arrays)
@@ -135,10 +135,11 @@ class Taps:
             node.backward = True
         layers = Layers(graph, program.roots)
         arriving = [s for s in layers.arriving() if program.watched(s.layer)]
-        spots = [
-            Spot(index, None, "backward", "gradient of the result") for index in graph.arguments
+        points = [
+            ProbePoint(index, None, "backward", "gradient of the result")
+            for index in graph.arguments
         ]
-        spots += arriving
+        points += arriving
         split = len(program.closed.consts)
         left = [i for i, x in enumerate(shapes) if x.dtype != jax.dtypes.float0]
         for i, index in zip(left, graph.results, strict=True):
@@ -149,28 +150,30 @@ class Taps:
                 leaf = program.leaves[i - split]
                 weight = leaf.name if leaf.role == "parameter" else None
                 layer = program.owner(leaf) if weight else None
-                spots.append(Spot(index, layer, "backward", f"grad of {leaf.name}", 0, weight))
-        spots = [spot for spot in spots if probes.checkable(graph.values[spot.value].aval)]
+                points.append(
+                    ProbePoint(index, layer, "backward", f"grad of {leaf.name}", 0, weight)
+                )
+        points = [point for point in points if probes.checkable(graph.values[point.value].aval)]
         plan = Plan(opaque=CUSTOM, detached=True)
-        for spot in spots:
-            value = graph.values[spot.value]
-            plan.add(value.path, value.var, Probe(spot.value))
+        for point in points:
+            value = graph.values[point.value]
+            plan.add(value.path, value.var, Probe(point.value))
         outs, found = Evaluator(plan).run(closed.jaxpr, closed.consts, data)
         if plan.shut:
             raise ShutError(plan.shut)
-        self._reporter(graph, spots)(_words(found, spots))
+        self._reporter(graph, points)(_words(found, points))
         rest = iter(outs)
         return tuple(x if x.dtype == jax.dtypes.float0 else next(rest) for x in shapes)
 
-    def _reporter(self, graph: Graph, spots: list[Spot]) -> Callable[[Any], None]:
+    def _reporter(self, graph: Graph, points: list[ProbePoint]) -> Callable[[Any], None]:
         """Make what calls back to the host, and only where a reading is bad."""
-        if not spots:
+        if not points:
             return _nothing
-        table = np.stack([self._bad_words(spot) for spot in spots])
-        kinds = [graph.values[spot.value].aval for spot in spots]
+        table = np.stack([self._bad_words(point) for point in points])
+        kinds = [graph.values[point.value].aval for point in points]
 
         def told(words: Any) -> None:
-            self._told(spots, kinds, np.asarray(words))
+            self._told(points, kinds, np.asarray(words))
 
         @jax.custom_batching.custom_vmap
         def report(words: Any) -> Any:
@@ -193,8 +196,8 @@ def _nothing(words: Any) -> None:
     """Call nobody."""
 
 
-def _words(found: list[Any], spots: list[Spot]) -> Any:
+def _words(found: list[Any], points: list[ProbePoint]) -> Any:
     rows = {item.probe.key: jnp.max(item.data) for item in found}
-    if not spots:
+    if not points:
         return jnp.zeros(0, jnp.float32)
-    return lax.stop_gradient(jnp.stack([rows[spot.value] for spot in spots]))
+    return lax.stop_gradient(jnp.stack([rows[point.value] for point in points]))

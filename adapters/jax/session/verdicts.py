@@ -6,10 +6,10 @@ import numpy as np
 
 from anynan._readings.monitor import Monitor
 from anynan._readings.policy import Policy
+from anynan._readings.readings import ProbePoint
 from anynan.events import Phase
 from anynan.jax.program.watch import Watch, Watches
 from anynan.jax.read import probes
-from anynan.jax.read.spots import Spot
 
 
 class Verdicts:
@@ -24,17 +24,17 @@ class Verdicts:
     def __init__(self, policy: Policy, monitor: Monitor, lenient: tuple[Phase, ...] = ()) -> None:
         self._policy, self._monitor, self._lenient = policy, monitor, lenient
 
-    def bad_words(self, spot: Spot) -> Any:
+    def bad_words(self, point: ProbePoint) -> Any:
         """Say which words of a reading are bad."""
         found = np.zeros(4, bool)
-        if spot.phase == "input" or spot.phase in self._lenient:
+        if point.phase == "input" or point.phase in self._lenient:
             return found  # data may hold them, until harm comes of it
         policy = self._policy
         for word in (probes.NEGINF, probes.POSINF, probes.NAN):
             kind = probes.KINDS[word]
-            judged = policy.weigh(kind, spot.phase, spot.layer)
-            excused = policy.allowed(kind, spot.phase, spot.layer)
-            mask = (spot.layer, spot.phase, kind) in self._monitor.downgraded
+            judged = policy.weigh(kind, point.phase, point.layer)
+            excused = policy.allowed(kind, point.phase, point.layer)
+            mask = (point.layer, point.phase, kind) in self._monitor.downgraded
             found[word] = judged is not None and judged[1] == "bad" and not excused and not mask
         return found
 
@@ -45,8 +45,8 @@ class Verdicts:
         masks = len(self._monitor.downgraded)
         if watch.table is None or watch.table[0] != masks:
             table = np.zeros((len(watch.values), 4), bool)
-            for spot in watch.spots:
-                table[watch.at[spot.value]] |= self.bad_words(spot)
+            for point in watch.points:
+                table[watch.at[point.value]] |= self.bad_words(point)
             watch.table = masks, table
         return watch.table[1]
 
@@ -56,9 +56,9 @@ class Verdicts:
         masks = len(self._monitor.downgraded)
         if known.masks != masks:
             # What only an operation says is expected is known to the rows, not to the policy.
-            for spot in program.every_step():
-                bad = self.bad_words(spot)
-                if bad[probes.NAN] != bad[probes.POSINF] or program.excused(spot.value):
-                    known.exact.add(spot.value)
+            for point in program.every_step():
+                bad = self.bad_words(point)
+                if bad[probes.NAN] != bad[probes.POSINF] or program.excused(point.value):
+                    known.exact.add(point.value)
             known.masks = masks
         return known.exact

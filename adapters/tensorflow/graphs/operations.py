@@ -9,7 +9,7 @@ import tensorflow as tf
 from anynan.events import Phase, Source
 from anynan.tensorflow.graphs import lines, names
 from anynan.tensorflow.graphs.traces import Trace, scopes
-from anynan.tensorflow.read.spots import SCOPE
+from anynan.tensorflow.read.probes import SCOPE
 
 # The scope of what a tape makes.
 BACKWARD = "gradient_tape"

@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from anynan._readings.readings import ProbePoint
 from anynan.tensorflow.read import readings
 from anynan.tensorflow.read.frames import Frame
 from anynan.tensorflow.read.places import Places
+from anynan.tensorflow.read.probes import SCOPE
 from anynan.tensorflow.read.readings import BLANK, SCALE
-from anynan.tensorflow.read.spots import SCOPE, Spot
 
 _BLANK = np.array(BLANK)
 # No variable can be made while replicas are traced, so what they need is made before.
@@ -24,17 +25,17 @@ class Block:
 
     Attributes:
         start: The first row on the board.
-        spots: What each row reads, in execution order.
+        points: What each row reads, in execution order.
         order: All of them, and what only a replay looks at.
         backward: True for what a gradient call wrote.
         updates: True if its graph updates weights; None before that was asked.
-        places: What the core knows the spots by, once they were read.
+        places: What the core knows the points by, once they were read.
         confirmed: Spots whose NaN was seen to be one.
     """
 
     start: int
-    spots: list[Spot]
-    order: list[Spot]
+    points: list[ProbePoint]
+    order: list[ProbePoint]
     backward: bool = False
     updates: bool | None = None
     places: Places | None = None
@@ -88,16 +89,18 @@ class Board:
         self._parts.append(Part(made, blank))
         self._used = 0
 
-    def open(self, spots: list[Spot], order: list[Spot], *, backward: bool) -> Block | None:
-        """Reserve a row for each spot; None if there is no room."""
-        if not self._parts or self._used + len(spots) > self._size:
+    def open(
+        self, points: list[ProbePoint], order: list[ProbePoint], *, backward: bool
+    ) -> Block | None:
+        """Reserve a row for each point; None if there is no room."""
+        if not self._parts or self._used + len(points) > self._size:
             if not self._grows:
                 return None
-            self._size = max(self._size, len(spots))
+            self._size = max(self._size, len(points))
             self._add()
-        block = Block(self._used, spots, order, backward)
+        block = Block(self._used, points, order, backward)
         self._parts[-1].blocks.append(block)
-        self._used += len(spots)
+        self._used += len(points)
         return block
 
     def write(self, block: Block, made: Any) -> None:
@@ -121,7 +124,7 @@ class Board:
 
 
 def _where(block: Block) -> slice:
-    return slice(block.start, block.start + len(block.spots))
+    return slice(block.start, block.start + len(block.points))
 
 
 class Boards:
@@ -157,7 +160,7 @@ class Boards:
         """Write what a frame collected into its graph; None if there is no room."""
         with self._lock:
             board = self.held[replica()]
-            block = board.open(frame.spots, frame.order, backward=backward)
+            block = board.open(frame.points, frame.order, backward=backward)
         if block is not None:
             with tf.name_scope(SCOPE):
                 frame.rows = self.look(frame.tensors, xla=frame.xla)

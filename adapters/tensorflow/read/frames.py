@@ -8,9 +8,9 @@ import tensorflow as tf
 
 from anynan._arrays.arguments import bound, positional
 from anynan._arrays.containers import leaves
+from anynan._readings.readings import ProbePoint
 from anynan.events import Phase
 from anynan.tensorflow.read import probes
-from anynan.tensorflow.read.spots import Spot
 
 LOOPS = ("WhileBodyFuncGraph", "WhileCondFuncGraph", "CondBranchFuncGraph")
 
@@ -22,7 +22,7 @@ class Frame:
     Attributes:
         graph: The graph that is traced, None outside.
         replaying: True where the step runs again: nothing is written then.
-        spots: What is read.
+        points: What is read.
         tensors: The tensors themselves, while the frame is open.
         order: All of them, and what only a replay looks at, in execution order.
         rows: What was read of the tensors, a row for each.
@@ -33,9 +33,9 @@ class Frame:
 
     graph: Any
     replaying: bool = False
-    spots: list[Spot] = field(default_factory=list)
+    points: list[ProbePoint] = field(default_factory=list)
     tensors: list[Any] = field(default_factory=list)
-    order: list[Spot] = field(default_factory=list)
+    order: list[ProbePoint] = field(default_factory=list)
     rows: Any = None
     fine: Any = None
     before: "Frame | None" = None
@@ -43,8 +43,8 @@ class Frame:
 
     def slopes(self) -> list[Any]:
         """List the gradients of weights that were read up to here."""
-        mine = zip(self.spots, self.tensors, strict=True)
-        found = [x for spot, x in mine if spot.parameter]
+        mine = zip(self.points, self.tensors, strict=True)
+        found = [x for point, x in mine if point.parameter]
         return found if self.before is None else [*self.before.slopes(), *found]
 
     def take(
@@ -59,11 +59,10 @@ class Frame:
     ) -> None:
         """Read one tensor, or have only a replay look at it."""
         name = "" if self.graph is None else x.name
-        largest = probes.dtype_max(x.dtype)
-        spot = Spot(layer, phase, tensor, x.dtype.name, largest, name, parameter)
-        self.order.append(spot)
+        point = ProbePoint(name, layer, phase, tensor, 0, parameter, dtype=probes.dtype(x))
+        self.order.append(point)
         if read:
-            self.spots.append(spot)
+            self.points.append(point)
             self.tensors.append(x)
 
 

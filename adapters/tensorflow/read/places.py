@@ -7,10 +7,9 @@ from typing import Any, Self
 import numpy as np
 
 from anynan._readings.monitor import Monitor
-from anynan._readings.readings import Site
+from anynan._readings.readings import ProbePoint, Site
 from anynan._readings.step import Step
 from anynan.tensorflow.read import readings
-from anynan.tensorflow.read.spots import Spot
 
 
 class Places:
@@ -26,17 +25,9 @@ class Places:
         self.calls = self._count(self.counts)
 
     @classmethod
-    def of(cls, spots: Iterable[Spot], monitor: Monitor) -> Self:
-        """Find the sites of spots."""
-        return cls(
-            [
-                monitor.site(
-                    spot.layer, spot.phase, spot.tensor, spot.dtype, spot.dtype_max,
-                    parameter=spot.parameter, buffer=spot.buffer,
-                )
-                for spot in spots
-            ]
-        )  # fmt: skip
+    def of(cls, points: Iterable[ProbePoint], monitor: Monitor) -> Self:
+        """Find the sites of points."""
+        return cls(monitor.sites_of(points))
 
     def fill(
         self,

@@ -9,6 +9,8 @@ import tensorflow as tf
 from anynan._arrays.measures import describe
 from anynan._base.summary import Summary
 
+# What watching adds to a graph is in this name scope.
+SCOPE = "anynan"
 # Times this, no sum of finite numbers overflows, and NaN and Inf stay what they are.
 SMALL = 2.0**-70
 _WIDE = ("float8_e4m3fn", "float8_e5m2", "float16", "bfloat16")
@@ -16,15 +18,14 @@ _WIDE = ("float8_e4m3fn", "float8_e5m2", "float16", "bfloat16")
 
 def checkable(x: Any) -> bool:
     """Tell whether a value is a tensor that could hold a NaN or an Inf."""
-    dtype = getattr(x, "dtype", None)
-    if not isinstance(x, tf.Tensor) or not isinstance(dtype, tf.DType):
+    if not isinstance(x, tf.Tensor) or not isinstance(getattr(x, "dtype", None), tf.DType):
         return False
-    return bool(dtype.is_floating or dtype.is_complex)
+    return bool(x.dtype.is_floating or x.dtype.is_complex)
 
 
-def dtype_max(dtype: Any) -> float:
-    """Give the largest finite value of a float or complex dtype."""
-    return float((dtype.real_dtype if dtype.is_complex else dtype).max)
+def dtype(x: Any) -> tuple[str, float]:
+    """Give the short name of a float or complex dtype, and its largest finite value."""
+    return x.dtype.name, float((x.dtype.real_dtype if x.dtype.is_complex else x.dtype).max)
 
 
 def wide(x: Any) -> Any:

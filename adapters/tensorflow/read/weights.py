@@ -6,8 +6,8 @@ from typing import Any
 import tensorflow as tf
 
 from anynan._diagnosis.evidence import BadParameter
+from anynan._readings.readings import ProbePoint
 from anynan.tensorflow.read import probes, readings
-from anynan.tensorflow.read.spots import Spot
 
 
 class Weights:
@@ -131,25 +131,24 @@ class Weights:
         """Give a variable, None if it is gone."""
         return self._of[name][0]()
 
-    def ends(self) -> tuple[list[Spot], Any]:
+    def ends(self) -> tuple[list[ProbePoint], Any]:
         """Read the ends of every variable that could be bad, in one go."""
         if self._ends is None:
-            spots, held = [], []
+            points, held = [], []
             for name, (ref, path, buffer) in self._of.items():
                 variable = ref()
                 if variable is None or not (
                     variable.dtype.is_floating or variable.dtype.is_complex
                 ):
                     continue
-                local, dtype = name.rpartition(".")[2], variable.dtype
-                largest = probes.dtype_max(dtype)
-                spots.append(Spot(path, "parameter", local, dtype.name, largest, "", name, buffer))
+                local, dtype = name.rpartition(".")[2], probes.dtype(variable)
+                points.append(ProbePoint("", path, "parameter", local, 0, name, buffer, dtype))
                 held.append(ref)
             every = tf.function(lambda: readings.exact([read(ref()) for ref in held]))
             # Not the function itself: its calls would be watched like the user's own.
-            self._ends = spots, every.get_concrete_function()
-        spots, run = self._ends
-        return spots, run().numpy()
+            self._ends = points, every.get_concrete_function()
+        points, run = self._ends
+        return points, run().numpy()
 
     def bad(self, kept: list[tuple[Any, Any]]) -> list[BadParameter]:
         """List the variables that hold bad values now.

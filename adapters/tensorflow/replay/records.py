@@ -24,13 +24,13 @@ from anynan._diagnosis.records import (
     gradient_operands,
     makers,
 )
+from anynan._readings.readings import ProbePoint
 from anynan.tensorflow.graphs import names
 from anynan.tensorflow.graphs.operations import Op, is_float, raw_call, resolve
 from anynan.tensorflow.messages import DREW_OTHERS, GRAPH_OPTIMIZED, LOOP_UNOPENED
 from anynan.tensorflow.read import probes
 from anynan.tensorflow.read.layers import Layers
 from anynan.tensorflow.read.probes import is_bad, kind
-from anynan.tensorflow.read.spots import Spot
 from anynan.tensorflow.replay import saving
 from anynan.tensorflow.replay.program import Program
 from anynan.tensorflow.replay.run import Run
@@ -44,23 +44,23 @@ class Recorder:
         self.operations = run.operations
         self.bad = [op for op in self.operations.ops if any(run.bad.get(t.name) for t in op.outs)]
         self.index = {op.index: i for i, op in enumerate(self.bad)}
-        self.spots = [
-            (spot, program.graph.get_tensor_by_name(spot.name))
+        self.points = [
+            (point, program.graph.get_tensor_by_name(point.value))
             for block in program.trace.blocks
-            for spot in block.order
-            if spot.name
+            for point in block.order
+            if point.value
         ]
-        self.spots += [
-            (Spot(None, "loss", "loss", x.dtype.name, probes.dtype_max(x.dtype), x.name), x)
+        self.points += [
+            (ProbePoint(x.name, None, "loss", "loss", dtype=probes.dtype(x)), x)
             for _, x in program.results
         ]
-        self.spots = [(spot, x) for spot, x in self.spots if run.ran(x)]
+        self.points = [(point, x) for point, x in self.points if run.ran(x)]
         self.held = self.run.values(self._wanted())
         self.trouble: list[str] = []
 
     def _wanted(self) -> list[Any]:
         """Choose the tensors to look at: results and operands of the first bad operations."""
-        wanted: list[Any] = [t for _, t in self.spots if self._is_bad(t)]
+        wanted: list[Any] = [t for _, t in self.points if self._is_bad(t)]
         size = 0
         for op in self.bad[:DETAILED]:
             for tensor in (self._worst(op), *(t for t, _ in self._named(op))):
@@ -259,9 +259,9 @@ class Recorder:
 
     def _sinks(self) -> list[Sink]:
         found = []
-        for spot, tensor in self.spots:
+        for point, tensor in self.points:
             array = self.held.get(tensor.name)
-            if spot.phase == "input" or array is None:
+            if point.phase == "input" or array is None:
                 continue
             word = kind(array)
             if word is None:
@@ -269,8 +269,8 @@ class Recorder:
             writer = self.operations.writer(tensor)
             at = None if writer is None else self.index.get(writer.index)
             parents = () if at is None else (at,)
-            label = spot.parameter or spot.tensor
-            found.append(Sink(spot.phase, spot.layer, label, parents, word))
+            label = point.parameter or point.tensor
+            found.append(Sink(point.phase, point.layer, label, parents, word))
         return found
 
 

@@ -16,7 +16,7 @@ from anynan._diagnosis.rules.repair import Repair
 from anynan._diagnosis.trials import Attempt
 from anynan._readings import step as core
 from anynan._readings.monitor import Monitor
-from anynan._readings.readings import Reading
+from anynan._readings.readings import ProbePoint, Reading
 from anynan.tensorflow.graphs import names
 from anynan.tensorflow.graphs.traces import Traces
 from anynan.tensorflow.messages import NESTED_FUNCTION, REPLICAS
@@ -24,7 +24,6 @@ from anynan.tensorflow.read import probes, readings
 from anynan.tensorflow.read.boards import Block
 from anynan.tensorflow.read.layers import Layers
 from anynan.tensorflow.read.places import Places
-from anynan.tensorflow.read.spots import Spot
 from anynan.tensorflow.replay import nested, saving, trial
 from anynan.tensorflow.replay.mender import Mender
 from anynan.tensorflow.replay.program import Program, Programs, first_line
@@ -201,7 +200,7 @@ class Replays:
             program = self._programs.prepare(step)
             if not any(known is block for known in program.trace.blocks):
                 raise ReplayError(NESTED_FUNCTION())
-            return Run(program).rows([block.spots[i].name for i in places])
+            return Run(program).rows([block.points[i].value for i in places])
 
     @contextmanager
     def _again(self) -> Iterator[None]:
@@ -221,16 +220,16 @@ class Replays:
     def _trail(self, run: Run) -> None:
         """Fill in how large the values of each layer were."""
         blocks = run.program.trace.blocks
-        spots = [s for block in blocks for s in block.spots if s.phase == "forward" and s.name]
-        places, rows = Places.of(spots, self._monitor), self._rows()
+        points = [s for block in blocks for s in block.points if s.phase == "forward" and s.value]
+        places, rows = Places.of(points, self._monitor), self._rows()
         keys = zip((site.index for site in places.sites), places.calls, strict=True)
-        found = dict(zip(keys, spots, strict=True))
+        found = dict(zip(keys, points, strict=True))
         unknown = {
-            order: found[site.index, call].name
+            order: found[site.index, call].value
             for order, (site, call) in enumerate(zip(rows.sites, rows.calls, strict=True))
             if rows.lo[order] > rows.hi[order]
             and (site.index, call) in found
-            and run.ran(run.program.graph.get_tensor_by_name(found[site.index, call].name))
+            and run.ran(run.program.graph.get_tensor_by_name(found[site.index, call].value))
         }
         if not unknown:
             return
@@ -244,25 +243,23 @@ class Replays:
         if self._layers.looped:
             return []
         blocks = run.program.trace.blocks
-        read = [s for b in blocks for s in (b.order if self._ends else b.spots)]
-        spots = [s for s in read if s.name and s.parameter is None]
+        read = [s for b in blocks for s in (b.order if self._ends else b.points)]
+        points = [s for s in read if s.value and s.parameter is None]
         for label, x in run.program.results:
             tensor = "loss" if label == "result" else label
-            spots.append(
-                Spot(None, "loss", tensor, x.dtype.name, probes.dtype_max(x.dtype), x.name)
-            )
+            points.append(ProbePoint(x.name, None, "loss", tensor, dtype=probes.dtype(x)))
         tensor = run.program.graph.get_tensor_by_name
-        spots = [spot for spot in spots if run.ran(tensor(spot.name))]
-        if not spots:
+        points = [point for point in points if run.ran(tensor(point.value))]
+        if not points:
             return []
-        low, high, there = readings.read(run.rows([spot.name for spot in spots]))
+        low, high, there = readings.read(run.rows([point.value for point in points]))
         if run.program.compiled and not self._sizes:  # a sum took Infs of both signs for a NaN
             both = np.isinf(low) & np.isinf(high) & (low < high)
             low, high = np.where(both, np.nan, low), np.where(both, np.nan, high)
-        calls = Places.of(spots, self._monitor).calls
+        calls = Places.of(points, self._monitor).calls
         return [
-            CheckedPoint(spot.layer, spot.phase, spot.tensor, call, float(lo), float(hi))
-            for spot, call, lo, hi, ok in zip(spots, calls, low, high, there, strict=True)
+            CheckedPoint(point.layer, point.phase, point.tensor, call, float(lo), float(hi))
+            for point, call, lo, hi, ok in zip(points, calls, low, high, there, strict=True)
             if ok
         ]
 

@@ -48,7 +48,7 @@ class Run:
         """Find what is bad; where something has to be, under XLA if need be."""
         program = self.program
         self.bad = self._flags()
-        read = [spot.name for block in program.trace.blocks for spot in block.order]
+        read = [point.value for block in program.trace.blocks for point in block.order]
         read += [x.name for _, x in program.results]
         if not failed or any(self.bad.get(name) for name in read):
             return

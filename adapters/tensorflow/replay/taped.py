@@ -283,7 +283,7 @@ class Made(NamedTuple):
                 for _, x in tensors(slope, ""):
                     label = f"grad of {name.rpartition('.')[2]}"
                     frame.take(x, layer(name), "backward", label, name)
-            known.blocks.append(Block(-1, frame.spots, frame.order, backward=True))
+            known.blocks.append(Block(-1, frame.points, frame.order, backward=True))
 
         return run
 

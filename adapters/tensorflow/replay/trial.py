@@ -116,7 +116,7 @@ def _made_bad(op: Op, recorder: Recorder) -> bool:
 def _loss(recorder: Recorder) -> float | None:
     """Give what was differentiated, None where that is several numbers."""
     blocks = [block for block in recorder.program.trace.blocks if block.backward]
-    names = {spot.name for block in blocks for spot in block.order if spot.phase == "loss"}
+    names = {point.value for block in blocks for point in block.order if point.phase == "loss"}
     if len(names) != 1:
         return None
     (value,) = recorder.run.values([recorder.program.graph.get_tensor_by_name(*names)]).values()
@@ -127,10 +127,10 @@ def _loss(recorder: Recorder) -> float | None:
 def _norm(recorder: Recorder) -> float | None:
     """Give the L2 norm over the gradients of all weights, None where that is not known."""
     trace = recorder.program.trace
-    spots = [spot for block in trace.blocks for spot in block.order if spot.parameter]
-    known = {spot.parameter for spot in spots}
-    if not spots or len(known) < len(spots) or known & trace.sparse:
+    points = [point for block in trace.blocks for point in block.order if point.parameter]
+    known = {point.parameter for point in points}
+    if not points or len(known) < len(points) or known & trace.sparse:
         return None
-    rows = recorder.run.rows([spot.name for spot in spots])
+    rows = recorder.run.rows([point.value for point in points])
     total = math.hypot(*map(readings.norm, rows))
     return total if math.isfinite(total) else None

@@ -164,13 +164,13 @@ class Calls:
 
     def flush(self, frame: Frame, *, backward: bool) -> None:
         """Write what a frame collected: into the graph, or have it judged at once."""
-        if not frame.spots:
+        if not frame.points:
             return
         state = self._state
         if frame.graph is not None:
             trace = self._traces.of(frame.graph)
             if state.replaying:
-                trace.blocks.append(Block(-1, frame.spots, frame.order, backward))
+                trace.blocks.append(Block(-1, frame.points, frame.order, backward))
                 return
             block = self._boards.write(frame, backward=backward)
             if block is None:
@@ -182,8 +182,8 @@ class Calls:
             return
         if state.arguments is not None:  # one read for both
             waiting, state.arguments = state.arguments, None
-            frame.spots[:0], frame.tensors[:0] = waiting.spots, waiting.tensors
-        places = self._steps.places(frame.spots)
+            frame.points[:0], frame.tensors[:0] = waiting.points, waiting.tensors
+        places = self._steps.places(frame.points)
         self._steps.judge(places, readings.exact(frame.tensors).numpy(), frame.tensors)
         if not backward and not state.tapes and not state.depth and not state.held:
             self._steps.end()

@@ -39,10 +39,8 @@ class Moves(threading.local):
         for _, one, old in kept:
             start, end = _wide(old), _wide(_sample(one))
             pairs.append(tf.cast(tf.stack([tf.norm(end - start), tf.norm(start)]), tf.float64))
-        told = tf.stack(pairs).numpy().tolist()
         moved(
-            rows,
-            [(layer, one.shape, *pair) for (layer, one, _), pair in zip(kept, told, strict=True)],
+            rows, [(layer, one.shape) for layer, one, _ in kept], tf.stack(pairs).numpy().tolist()
         )
 
 

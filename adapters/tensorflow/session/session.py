@@ -15,7 +15,7 @@ from anynan._diagnosis.lineage import Replay
 from anynan._diagnosis.rules.repair import Repair
 from anynan._diagnosis.trials import Attempt
 from anynan._readings.norms import Guard
-from anynan._readings.readings import Reading
+from anynan._readings.readings import ProbePoint, Reading
 from anynan._readings.step import Step
 from anynan._steps.adapter import BaseAdapter
 from anynan._steps.messages import LAYER_UNWATCHED
@@ -26,7 +26,6 @@ from anynan.tensorflow.read import probes, readings
 from anynan.tensorflow.read.boards import Boards
 from anynan.tensorflow.read.frames import Frame, tensors
 from anynan.tensorflow.read.layers import Layers
-from anynan.tensorflow.read.spots import Spot
 from anynan.tensorflow.replay.replay import Replays
 from anynan.tensorflow.replay.steps import State
 from anynan.tensorflow.session.calls import Calls
@@ -159,12 +158,12 @@ class Session(BaseAdapter):
 
     def _write_weight(self, worst: BadParameter, rows: Step) -> None:
         value = self.layers.weights.value(worst.name)
-        spot = Spot(
-            worst.layer, "parameter", worst.name.rpartition(".")[2], value.dtype.name,
-            probes.dtype_max(value.dtype), parameter=worst.name,
+        point = ProbePoint(
+            "", worst.layer, "parameter", worst.name.rpartition(".")[2], 0, worst.name,
+            dtype=probes.dtype(value),
         )  # fmt: skip
         values = readings.exact([value]).numpy()
-        self.steps.places([spot]).fill(rows, values, {}, [value], norms=False)
+        self.steps.places([point]).fill(rows, values, {}, [value], norms=False)
 
     def detach(self) -> None:
         """Put the classes back; safe to call twice."""

@@ -8,6 +8,7 @@ from anynan._diagnosis.agreement import divergence
 from anynan._diagnosis.evidence import ReplayError
 from anynan._diagnosis.lineage import Replay
 from anynan._readings import step as core
+from anynan._readings.readings import ProbePoint
 from anynan._steps.messages import STEPS_UNSEEN
 from anynan._steps.tracked import Tracked
 from anynan.errors import AnomalyError
@@ -15,7 +16,6 @@ from anynan.options import Options
 from anynan.tensorflow.read.boards import Block
 from anynan.tensorflow.read.layers import Layers
 from anynan.tensorflow.read.places import Places
-from anynan.tensorflow.read.spots import Spot
 from anynan.tensorflow.read.weights import read
 from anynan.tensorflow.replay.reached import Reached
 from anynan.tensorflow.replay.replay import Replays
@@ -144,15 +144,15 @@ class Steps:
         """Give this thread's open step."""
         return self._tracker.judge.rows()
 
-    def places(self, spots: list[Spot]) -> Places:
-        """Find what the core knows spots by."""
-        return Places.of(spots, self._tracker.judge.monitor)
+    def places(self, points: list[ProbePoint]) -> Places:
+        """Find what the core knows points by."""
+        return Places.of(points, self._tracker.judge.monitor)
 
     def judge_all(self, written: list[tuple[Block, Any]]) -> None:
         """Append what graphs wrote to the open step, and have it judged."""
         for block, values in written:
             if block.places is None:
-                block.places = self.places(block.spots)
+                block.places = self.places(block.points)
             if not block.backward and not self._sizes and self._options.replay:
                 self._replays.look_again(block, values)
             self.judge(block.places, values, last=block is written[-1][0])
@@ -216,10 +216,10 @@ class Steps:
             return
         if updated:
             self._tracker.judge.updated(rows.number)
-        spots, values = self._layers.weights.ends()
+        points, values = self._layers.weights.ends()
         state.after = True
         try:
-            self.judge(self.places(spots), values, last=False)
+            self.judge(self.places(points), values, last=False)
             self._tracker.judge.review(rows)
         finally:
             state.after = False

@@ -15,7 +15,7 @@ from anynan.tensorflow.graphs.traces import Traces
 from anynan.tensorflow.read import probes, readings
 from anynan.tensorflow.read.boards import Boards
 from anynan.tensorflow.read.frames import here, tensors
-from anynan.tensorflow.read.spots import SCOPE
+from anynan.tensorflow.read.probes import SCOPE
 from anynan.tensorflow.read.weights import Weights, raw, read
 from anynan.tensorflow.replay.steps import State
 from anynan.tensorflow.session.steps import Steps

@@ -53,8 +53,7 @@ class Moves:
                 weights.append((layer, p.shape))
             if norms:
                 device = norms[0].device
-                told = torch.stack([pair.to(device) for pair in norms]).tolist()
-                moved(rows, [(*weight, *pair) for weight, pair in zip(weights, told, strict=True)])
+                moved(rows, weights, torch.stack([pair.to(device) for pair in norms]).tolist())
 
 
 _Kept = tuple[str, "weakref.ref[torch.Tensor]", torch.Tensor]
