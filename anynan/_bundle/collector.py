@@ -5,6 +5,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from anynan._bundle.calls import Call, UnwritableError, encoded
 from anynan._bundle.tensors import Held, keepable, nbytes
 from anynan._diagnosis.lineage import OpRecord
@@ -28,7 +30,8 @@ ROLES = ("operation", "layer", "call", "weights", "random")
 # The collector of the second run under way, which replays offer their operations to.
 collecting: ContextVar["Collector | None"] = ContextVar("anynan_collecting", default=None)
 
-Host = Callable[[Any], Held]
+# Brings an array to the host: as NumPy's, or with the bits that NumPy has no dtype for.
+Host = Callable[[Any], Held | np.ndarray[Any, Any]]
 
 
 @dataclass(slots=True)
@@ -155,7 +158,10 @@ class Collector:
         if nbytes(dtype, shape) > self.limit:
             return self._leave_out(key, dtype, shape, f"larger than {_mib(self.limit)}")
         try:
-            self._held.setdefault(key, host(array))
+            held = host(array)
+            if not isinstance(held, Held):
+                held = Held.of(held.dtype.name, held)
+            self._held.setdefault(key, held)
         except Exception as error:  # noqa: BLE001  the rest is kept all the same
             return self._leave_out(key, dtype, shape, reason(error))
         return True
@@ -184,6 +190,13 @@ class Collector:
                 room -= len(held.data)
                 kept[f"{role}.{name}"] = held
         return kept, list(self._left_out.values())
+
+
+def offer(record: OpRecord, describe: Callable[[Operands], Call], host: Host) -> None:
+    """Offer an operation to the collector of the second run under way, if there is one."""
+    into = collecting.get()
+    if into is not None and into.wants(record):
+        into.take(record, describe, host)
 
 
 def _dtype(array: Any) -> str:

@@ -1,7 +1,8 @@
 """Records of operations with bad results, for the core's lineage."""
 
+import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ import jax
 import numpy as np
 
 from anynan._base.summary import Summary
-from anynan._bundle.collector import collecting
+from anynan._bundle.collector import offer
 from anynan._diagnosis.lineage import External, OpRecord, Sink
 from anynan._diagnosis.operands import at_first_nan
 from anynan._diagnosis.records import (
@@ -128,7 +129,6 @@ class Recorder:
     def capture(self, arrays: list[Any]) -> None:
         """Run the program once more for the operands and results of the bad operations."""
         self.arguments = arrays
-        plan = Plan(replaying=True)
         wanted: set[tuple[int, tuple[int, ...]]] = set()
         size = 0
         for bad in self.bad[:DETAILED]:
@@ -146,11 +146,12 @@ class Recorder:
             self.held = zoom.capture(self.program.levels, self.program, wanted)
             self.program.levels = []  # a second run is not kept alive
         else:
-            self.held = self._whole(plan, wanted, arrays)
+            self.held = self._whole(wanted)
         self._sure()
 
-    def _whole(self, plan: Plan, wanted: Any, arrays: list[Any]) -> dict[Any, Any]:
+    def _whole(self, wanted: Iterable[tuple[int, Its]]) -> dict[tuple[int, Its], Any]:
         """Run the program once more for values in rounds of it."""
+        plan = Plan(replaying=True)
         for index, rounds in wanted:
             self.program.want(plan, index, "value", rounds)
         keys: list[tuple[int, tuple[int, ...]]] = []
@@ -160,8 +161,29 @@ class Recorder:
             keys[:] = [(item.probe.key, item.probe.at) for item in made]
             return [item.data for item in made]
 
-        out = jit_once(run)(*arrays)
+        out = jit_once(run)(*self.arguments)
         return dict(zip(keys, out, strict=True))
+
+    def _values(self, bad: Moment, indices: list[int]) -> dict[int, Any]:
+        """Give whole values as an operation saw them, for a bundle."""
+        found: dict[int, Any] = {}
+        keys: dict[tuple[int, Its], int] = {}
+        for index in indices:
+            value = self.graph.values[index]
+            if value.known:
+                number = np.asarray(value.constant, value.aval.dtype)  # of another shape, if folded
+                found[index] = np.broadcast_to(number, value.aval.shape)
+                continue
+            key, dtype = self._key(index, bad), getattr(value.aval, "dtype", None)
+            if key is None or dtype is None or jax.numpy.issubdtype(dtype, jax.dtypes.extended):
+                continue
+            keys[key] = index
+        shard = self._shard(bad) or 0
+        for key, array in self._whole(keys).items() if keys else ():
+            index = keys[key]
+            spread = array.ndim > len(self.graph.values[index].aval.shape)
+            found[index] = array[shard] if spread else array
+        return found
 
     def _sure(self) -> None:
         """Tell a NaN from Infs of both signs, where the values are at hand."""
@@ -227,7 +249,7 @@ class Recorder:
         return [self._record(i, bad) for i, bad in enumerate(self.bad)]
 
     def _record(self, index: int, bad: Moment) -> OpRecord:
-        op, forward = bad.op, None
+        op, forward, named = bad.op, None, self._named(bad)
         if op.forward is not None:
             its = self._paired(op.forward, bad.its)
             forward = self.index.get((op.forward.index, its))
@@ -242,7 +264,7 @@ class Recorder:
         word = self.rounds.word(bad.worst, bad.its) or 0
         known = _light(self.graph.values[bad.worst].aval, word)
         result = Given("result", self._array(bad.worst, bad), known)
-        given = [self._given(i, name, bad) for i, name in self._named(bad)]
+        given = [self._given(i, name, bad) for i, name in named]
         Builder(_measured, self._origin, self.trouble.append, probes.on_host).describe(
             record, result, [item for item in given if item is not None],
             expected=self.program.allowed((op.forward or op).nodes[0]),
@@ -252,9 +274,9 @@ class Recorder:
             blame(self.program, record, op)
             record.name = names.update(op.site.near) or record.name
         self._masked_rows(record, bad)
-        into = collecting.get()
-        if into is not None:
-            saving.operation(into, record, self, bad)
+        values = functools.partial(self._values, bad)
+        call = functools.partial(saving.call, self.graph, op, bad.worst, dict(named), values)
+        offer(record, call, probes.on_host)
         return record
 
     def _word(self, index: int, bad: Moment) -> int | None:

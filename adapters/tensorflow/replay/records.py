@@ -1,5 +1,6 @@
 """Records of operations with bad results, for the core's lineage."""
 
+import functools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -9,7 +10,7 @@ import tensorflow as tf
 
 from anynan._arrays.measures import describe
 from anynan._base.summary import Summary
-from anynan._bundle.collector import collecting
+from anynan._bundle.collector import offer
 from anynan._diagnosis.lineage import External, OpRecord, Replay, Sink
 from anynan._diagnosis.operands import at_first_nan
 from anynan._diagnosis.records import (
@@ -134,16 +135,16 @@ class Recorder:
             forward=None if op.forward is None else self.index.get(op.forward.index),
             call=0 if looped else op.call, iteration=op.call if looped else None,
         )  # fmt: skip
-        worst = self._worst(op)
+        worst, named = self._worst(op), self._named(op)
         result = Given("result", self.held.get(worst.name), _light(worst), worst)
-        operands = [self._given(tensor, name) for tensor, name in self._named(op)]
+        operands = [self._given(tensor, name) for tensor, name in named]
         builder = Builder(_measured, self._origin, self.trouble.append)
         builder.describe(record, result, operands, wide=lambda _: self._wide(op))
         if op.name in SOFTMAX and operands:
             self._masked_rows(record, op)
-        into = collecting.get()
-        if into is not None:
-            saving.operation(into, record, self, op)
+        operand_names = {t.name: name for t, name in named}
+        call = functools.partial(saving.call, op, worst, operand_names, self.run.values)
+        offer(record, call, probes.on_host)
         return record
 
     def _given(self, tensor: Any, name: str) -> Given:

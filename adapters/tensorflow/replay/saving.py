@@ -1,35 +1,23 @@
 """Hand an operation's nodes over to a bundle, with whole operands."""
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 
 from anynan._bundle.calls import Call, Line, UnwritableError, encoded
 from anynan._bundle.collector import Collector, Operands
-from anynan._bundle.tensors import Held
-from anynan.tensorflow.graphs.operations import raw_call
-from anynan.tensorflow.read import probes
-from anynan.tensorflow.replay.program import Copied
-
-if TYPE_CHECKING:
-    from anynan._diagnosis.lineage import OpRecord
-    from anynan.tensorflow.graphs.operations import Op
-    from anynan.tensorflow.replay.program import Program
-    from anynan.tensorflow.replay.records import Recorder
+from anynan.tensorflow.graphs.operations import Op, raw_call
+from anynan.tensorflow.read.probes import on_host
+from anynan.tensorflow.replay.program import Copied, Program
 
 
-def host(x: Any) -> Held:
-    """Bring an array to the host."""
-    array = probes.on_host(x)
-    return Held.of(array.dtype.name, array)
-
-
-def inputs(into: Collector, program: "Program") -> None:
+def inputs(into: Collector, program: Program) -> None:
     """Take what the call was given, and the weights it read."""
     for placeholder, x in zip(program.graph.inputs, program.feeds, strict=True):
         label = program.labels.get(placeholder.op.name)
         if label is not None and isinstance(x, tf.Tensor) and placeholder.dtype != tf.resource:
-            into.add("call", label, probes.on_host(x), host)
+            into.add("call", label, on_host(x), on_host)
     before = {id(x.variable): x.content for x in program.feeds if isinstance(x, Copied)}
     for variable in program.variables.values():
         name = str(getattr(variable, "path", getattr(variable, "name", "variable")))
@@ -39,23 +27,27 @@ def inputs(into: Collector, program: "Program") -> None:
             tf.string,
         ):
             value = before.get(id(variable), variable)
-            into.add("weights", name.partition(":")[0], probes.on_host(value), host)
+            into.add("weights", name.partition(":")[0], on_host(value), on_host)
 
 
-def operation(into: Collector, record: "OpRecord", recorder: "Recorder", op: "Op") -> None:
-    """Take an operation, if it is the one that is wanted."""
-    if into.wants(record):
-        into.take(record, lambda operands: _call(recorder, op, operands), host)
+def call(
+    op: Op, worst: Any, names: dict[str, str], values: Callable[[list[Any]], dict[str, Any]],
+    operands: Operands,
+) -> Call:  # fmt: skip
+    """Describe an operation.
 
-
-def _call(recorder: "Recorder", op: "Op", operands: Operands) -> Call:
-    worst = recorder._worst(op)
+    Args:
+        op: The operation.
+        worst: Its bad result.
+        names: The names of its operands.
+        values: Gives the values of tensors.
+        operands: Takes what it works on.
+    """
     last = next(i for i, node in enumerate(op.nodes) if node.name == worst.op.name)
     nodes = op.nodes[: last + 1]
     inside = {node.name for node in nodes}
     outside = [x for node in nodes for x in node.inputs if x.op.name not in inside]
-    names = {t.name: name for t, name in recorder._named(op)}
-    held = recorder.run.values(outside)
+    held = values(outside)
     refs = {
         x.name: operands.ref(_plain(names.get(x.name, x.op.name)), held[x.name])
         for x in outside

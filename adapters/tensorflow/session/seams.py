@@ -4,17 +4,15 @@ import functools
 import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 
 from anynan._base.patches import Patches, owner_of, through
 from anynan.tensorflow.replay import nested, taped
 
-if TYPE_CHECKING:
-    from anynan.tensorflow.session.session import Session
-
-    Finds = Callable[[], Session | None]
+# Gives a session of this adapter while it lives: each is known here, and knows this module.
+Finds = Callable[[], Any]
 
 
 class Seams:
@@ -38,7 +36,7 @@ class Seams:
         self._patches = Patches()
 
     @property
-    def sessions(self) -> "list[Session]":
+    def sessions(self) -> list[Any]:
         """List who watches: nobody in a graph that is no function's, as where a model is saved."""
         if not (tf.executing_eagerly() or tf.inside_function()):
             return []
@@ -49,16 +47,16 @@ class Seams:
         ref = self._compiled.get(function)
         return None if ref is None else ref()
 
-    def _living(self) -> "list[Session]":
+    def _living(self) -> list[Any]:
         return [session for one in self._sessions if (session := one()) is not None]
 
-    def of(self, layer: Any) -> "list[tuple[Session, str]]":
+    def of(self, layer: Any) -> list[tuple[Any, str]]:
         """List who watches a layer, each with the path it has there."""
         watching = self.sessions
         held = [item for item in self.layers.get(id(layer), ()) if item[0]() is layer]
         return [(session, path) for _, one, path in held if (session := one()) in watching]
 
-    def install(self, session: "Session", layers: dict[str, Any]) -> None:
+    def install(self, session: Any, layers: dict[str, Any]) -> None:
         """Watch these layers for a session; change classes if it is the first."""
         if session not in self._living():
             weak = session.layers.model() is None
@@ -112,12 +110,12 @@ class Seams:
         for name in ("make_train_function", "make_test_function", "make_predict_function"):
             self._change(keras.Model, name, functools.partial(_make_function, name=name))
 
-    def uninstall(self, session: "Session") -> None:
+    def uninstall(self, session: Any) -> None:
         """Forget a session; after the last one every class is as it was."""
         for one in [one for one in self._sessions if one() is session]:
             self._end(one)
 
-    def _end(self, one: "Finds") -> None:
+    def _end(self, one: Finds) -> None:
         if one in self._sessions:
             self._sessions.remove(one)
         for key, held in list(self.layers.items()):
