@@ -1,11 +1,66 @@
 """Find the steps of a program: what runs under a tape, and the compiled functions that hold one."""
 
+import weakref
 from collections.abc import Callable
+from typing import Any
 
+import tensorflow as tf
+
+from anynan._base.sources import is_anynans, is_library
 from anynan._everywhere import Found, spoiled
 from anynan._steps.tracked import Tracked
 from anynan.options import Options
-from anynan.tensorflow.session.wide import Wide
+from anynan.tensorflow.graphs.operations import BACKWARD
+from anynan.tensorflow.session.seams import SEAMS
+from anynan.tensorflow.session.session import Session
+
+
+class Wide(Session):
+    """Watch what runs under a tape of the program's own, and its compiled functions.
+
+    A session of the user's own, or of a model that ``fit`` trains, keeps what is its own.
+
+    Args:
+        tracker: Judges.
+    """
+
+    runs_alone = True
+
+    def __init__(self, tracker: Tracked) -> None:
+        super().__init__(dict, None, tracker)
+        self._trains: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+
+    def adopt(self, layer: Any, *, known: bool) -> None:
+        """Watch a model that runs under a tape, or in a compiled function of the program's."""
+        inside = self.state.tapes or self.state.depth
+        if inside and not known and not self.others():
+            super().adopt(layer, known=known)
+
+    def others(self) -> bool:
+        """Tell whether another session is at work: what runs then is its own."""
+        states = [session.state for session in SEAMS.sessions if session is not self]
+        return any(s.depth or s.held or s.replaying or s.frame is not None for s in states)
+
+    def runs(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Tell whether a compiled function that is called is a step of the program's own."""
+        if tf.inside_function() or self.state.depth or self.state.tapes or self.state.replaying:
+            return False
+        code = getattr(getattr(fn, "python_function", None), "__code__", None)
+        file = "" if code is None else code.co_filename
+        if not file or is_library(file) or is_anynans(file) or self.others():
+            return False
+        if fn not in self._trains:
+            self.trace_first(fn, args, kwargs)
+            self._trains[fn] = _takes_gradients(fn, args, kwargs)
+        return self._trains[fn]
+
+
+def _takes_gradients(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    try:
+        graph = fn.get_concrete_function(*args, **kwargs).graph
+    except Exception:  # noqa: BLE001  the call itself raises it
+        return False
+    return any(BACKWARD in node.name for node in graph.get_operations())
 
 
 def watch_all(options: Options, found: Found) -> Callable[[], None]:

@@ -21,7 +21,6 @@ from anynan.jax.program import signature
 from anynan.jax.program.evaluator import CALLBACKS, Evaluator, placed
 from anynan.jax.program.objects import Objects
 from anynan.jax.program.scopes import merges, named
-from anynan.jax.program.settings import Settings
 from anynan.jax.program.signature import Flat, Leaf, Slot
 from anynan.jax.program.trace import (
     ShutError,
@@ -31,6 +30,31 @@ from anynan.jax.program.trace import (
 )
 from anynan.jax.read.probes import checkable
 from anynan.jax.read.readings import Emission, Path, Plan, Probe
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Hold what a tracker's options mean for its programs."""
+
+    names: tuple[str, ...] = ()
+    layers: bool = True
+    backward: bool = True
+    gradients: bool = False
+    ends: bool = False
+    extra: tuple[str, ...] = ()
+    parameters: bool = False
+    donate: bool = True
+    drops: bool = False
+    raises: bool = False
+    plain: bool = False
+    # Arguments that come back and only count up, as metrics do; -1 for the first result.
+    tallies: frozenset[Hashable] = frozenset()
+
+    def restores(self, donated: tuple[int, ...]) -> bool:
+        """Tell whether a bad step gives the old state back."""
+        # A donated state is lost when the step is over: so is a replay, if it does not come back.
+        return self.drops or (self.raises and bool(donated))
+
 
 _UNTRACEABLE = (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError)
 

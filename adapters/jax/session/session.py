@@ -1,5 +1,6 @@
 """One tracked function: its programs, its steps, its reads."""
 
+import atexit
 import inspect
 import threading
 from collections.abc import Callable, Hashable, Sequence
@@ -7,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from anynan._arrays.arguments import positional
@@ -15,6 +17,8 @@ from anynan._diagnosis.evidence import BadParameter
 from anynan._diagnosis.lineage import Replay
 from anynan._diagnosis.rules.repair import Repair
 from anynan._diagnosis.trials import Attempt
+from anynan._readings import step as core
+from anynan._readings.moves import due, moved, stride
 from anynan._readings.readings import ProbePoint, Reading
 from anynan._steps.adapter import BaseAdapter, Rise
 from anynan._steps.messages import NO_UPDATES
@@ -24,8 +28,7 @@ from anynan.jax.graphs.versions import context
 from anynan.jax.messages import LAYER_UNNAMED, OPERATION_OPAQUE, PROGRAM_UNWATCHED, SKIP_INSIDE
 from anynan.jax.program import signature
 from anynan.jax.program.objects import Objects, objects_of
-from anynan.jax.program.program import Program
-from anynan.jax.program.settings import Settings
+from anynan.jax.program.program import Program, Settings
 from anynan.jax.program.trace import (
     ShutError,
     UntraceableError,
@@ -40,12 +43,118 @@ from anynan.jax.read import probes
 from anynan.jax.read.places import fill, sites_of
 from anynan.jax.read.readings import Path
 from anynan.jax.replay.steps import Step, weakly
-from anynan.jax.session.moves import sample, weights_of
 from anynan.jax.session.settlement import Settlement
 from anynan.jax.session.taps import Taps
-from anynan.jax.session.unread import Unread
 from anynan.jax.session.verdicts import Verdicts
 from anynan.options import Options
+
+
+class Sample:
+    """Keep samples of the weights that a step takes, and then how far it moved them.
+
+    Args:
+        program: What will run.
+        places: The results that are new weights, with the argument that each comes in as.
+        arrays: Its arguments; they may be donated.
+    """
+
+    def __init__(self, program: Program, places: list[tuple[int, int]], arrays: list[Any]) -> None:
+        self._places, old = places, [arrays[source] for _, source in places]
+        owners = [program.owner(program.leaves[source]) for _, source in places]
+        self._weights = [(owner, x.shape) for owner, x in zip(owners, old, strict=True)]
+        self._held: Any = _samples(old)
+
+    def after(self, outs: list[Any]) -> None:
+        """Compare them with what came out."""
+        self._held = _norms(self._held, [outs[i] for i, _ in self._places])
+
+    def write(self, rows: core.Step) -> None:
+        """Bring it to the host, and write it into the step."""
+        moved(rows, self._weights, probes.on_host(self._held).tolist())
+
+
+def sample(every: int | None, step: int, program: Program, arrays: list[Any]) -> Sample | None:
+    """Keep samples if it is the step's turn, and it returns new weights."""
+    places = weights_of(program) if due(every, step) else []
+    return Sample(program, places, arrays) if places else None
+
+
+def weights_of(program: Program) -> list[tuple[int, int]]:
+    """List the results that are new weights, with the argument that each comes in as."""
+    return [
+        (i, result.source)
+        for i, result in enumerate(program.results)
+        if result.state
+        and result.source is not None
+        and program.leaves[result.source].role == "parameter"
+        and probes.checkable(program.closed.out_avals[i])
+        # What is handed on as it came is not updated.
+        and program.graph.values[program.graph.results[i]].argument is None
+    ]
+
+
+@jax.jit
+def _samples(arrays: list[Any]) -> list[Any]:
+    return [_sample(x) for x in arrays]
+
+
+@jax.jit
+def _norms(old: list[Any], new: list[Any]) -> Any:
+    pairs = []
+    for before, x in zip(old, new, strict=True):
+        kind = jnp.promote_types(before.dtype, jnp.float32)
+        start, end = before.astype(kind), _sample(x).astype(kind)
+        pairs.append(jnp.stack([jnp.linalg.norm(end - start), jnp.linalg.norm(start)]))
+    return jnp.stack(pairs)
+
+
+def _sample(x: Any) -> Any:
+    return jnp.reshape(x, -1)[:: stride(x.shape)]
+
+
+# Kept until they are read, also where the user forgets the tracker.
+_waiting: "dict[int, Unread]" = {}
+
+
+class Unread:
+    """Hold a session's steps in the order in which they ran.
+
+    Args:
+        at_exit: Reads what is left when the program ends.
+    """
+
+    def __init__(self, at_exit: Callable[[], None]) -> None:
+        self.at_exit = at_exit
+        self._steps: list[Step] = []
+        self._lock = threading.RLock()
+
+    @property
+    def last(self) -> Step | None:
+        """Give the newest step, None if all are read."""
+        return self._steps[-1] if self._steps else None
+
+    def add(self, step: Step) -> None:
+        """Hold one more."""
+        self._steps.append(step)
+
+    def take(self, but: int) -> Step | None:
+        """Give the oldest step, None if no more than so many are left."""
+        with self._lock:  # two threads may read at once, as at the end of a program
+            return self._steps.pop(0) if len(self._steps) > but else None
+
+    def note(self) -> None:
+        """Have what waits read at the end of the program, and only that."""
+        if self._steps:
+            _waiting[id(self)] = self
+        else:
+            _waiting.pop(id(self), None)
+
+
+@atexit.register
+def _at_exit() -> None:
+    for unread in list(_waiting.values()):
+        unread.at_exit()
+
 
 KEPT = Rise(
     "what the next {steps} steps donate is kept, which takes memory",
