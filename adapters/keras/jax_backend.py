@@ -16,10 +16,9 @@ from anynan._diagnosis.evidence import BadParameter, ReplayError
 from anynan._diagnosis.lineage import Replay
 from anynan._diagnosis.rules.repair import Repair
 from anynan._diagnosis.trials import Attempt
-from anynan._readings.patterns import choose
 from anynan._readings.readings import ProbePoint, Reading
 from anynan._readings.step import Step
-from anynan._steps.adapter import BaseAdapter, Rise
+from anynan._steps.adapter import Rise
 from anynan._steps.tracked import Tracked, make_way
 from anynan.jax.graphs.stacks import LAYER
 from anynan.jax.program.trace import tracing
@@ -28,8 +27,7 @@ from anynan.jax.read.places import fill, sites_of
 from anynan.jax.tracking import checked
 from anynan.keras import seams
 from anynan.keras.jax_calls import Calls
-from anynan.keras.jax_steps import Part, Steps
-from anynan.keras.layers import Weight, layers_of, weights_of
+from anynan.keras.jax_steps import Named, Part, Steps
 from anynan.options import FOR_TRAINING, TrackOptions
 from anynan.tracker import Tracker, begin
 
@@ -62,43 +60,15 @@ def _gone(ref: "weakref.ref[KerasSession]") -> None:
         session.tracker.remove()
 
 
-class KerasSession(BaseAdapter):
+class KerasSession(Named):
     """Watch a Keras model: each of its ways to run is a part with programs of its own."""
 
     backend = "jax"
 
     def __init__(self, model: Any, tracker: Tracked) -> None:
-        super().__init__(tracker)
-        self._model = weakref.ref(model)
-        self._paths: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        super().__init__(model, tracker)
         self._foreign: weakref.WeakSet[Any] = weakref.WeakSet()
-        self.chosen: set[str] = set()
-        self.weights: list[Weight] = []
-        self._take_up(whole=all(layer.built for layer in layers_of(model).values()))
         self.calls = Calls(self)
-
-    def _take_up(self, *, whole: bool) -> None:
-        """Name the layers and weights that there are now; what has a name keeps it."""
-        options, layers = self.options, layers_of(self.model())
-        named = dict(self._paths)
-        for path, layer in layers.items():
-            name = path
-            while layer not in named and name in named.values():
-                name += "_"
-            named.setdefault(layer, name)
-        self._paths.update(named)
-        layers = {path: layer for layer, path in named.items()}
-        overrides = options.policy.overrides
-        self.chosen |= choose(
-            layers, options.layers, options.exclude, overrides, whole=whole
-        ).keys()
-        self.weights = weights_of(layers)
-        self._built = all(layer.built for layer in layers.values())
-
-    def grow(self) -> None:
-        """Watch the layers and weights that came since, if some were not there yet."""
-        if not self._built:
-            self._take_up(whole=False)
 
     def path(self, layer: Any) -> str | None:
         """Give a layer's path; one that runs in a call of the model may have come since."""
@@ -111,10 +81,6 @@ class KerasSession(BaseAdapter):
         return path
 
     # Life.
-
-    def model(self) -> Any:
-        """Give the model, None if it is gone."""
-        return self._model()
 
     def watching(self) -> bool:
         """Tell whether it is to look at what runs now."""

@@ -4,7 +4,7 @@ import functools
 import threading
 import types
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,12 +23,9 @@ from anynan.jax.read import probes
 from anynan.jax.read.places import fill, sites_of
 from anynan.jax.replay.replay import replay
 from anynan.jax.replay.steps import Step
-from anynan.keras.jax_steps import Part
+from anynan.keras.jax_steps import Named, Part
 from anynan.keras.layers import layers_of, symbolic, weights_of
 from anynan.keras.messages import PLAIN_CALLS, TRACED_ELSEWHERE
-
-if TYPE_CHECKING:
-    from anynan.keras.jax_backend import KerasSession
 
 
 class Call:
@@ -68,7 +65,7 @@ class Call:
 class Calls:
     """Read what leaves the layers when a model is called outside of every trace."""
 
-    def __init__(self, owner: "KerasSession") -> None:
+    def __init__(self, owner: Named) -> None:
         self.owner = owner
         self._local = threading.local()
         self.seen: set[str] = set()

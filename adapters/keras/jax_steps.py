@@ -4,22 +4,22 @@ import dataclasses
 import itertools
 import weakref
 from collections.abc import Callable, Hashable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import keras
 
+from anynan._readings.patterns import choose
+from anynan._steps.adapter import BaseAdapter
+from anynan._steps.tracked import Tracked
 from anynan.jax.program.program import Program
 from anynan.jax.program.watch import Watches
 from anynan.jax.replay.steps import Step
 from anynan.jax.session.session import Session
 from anynan.jax.session.verdicts import Verdicts
-from anynan.keras.layers import moments_of
+from anynan.keras.layers import Weight, layers_of, moments_of, weights_of
 from anynan.keras.messages import RUNS_COMPILED
-
-if TYPE_CHECKING:
-    from anynan.keras.jax_backend import KerasSession
 
 DATA = ("x", "y", "sample_weight")
 # What Keras hands to each function besides the batch, and takes back.
@@ -30,12 +30,51 @@ STATES = {
 }
 
 
+class Named(BaseAdapter):
+    """Name the layers and weights of a model, and know which are watched."""
+
+    def __init__(self, model: Any, tracker: Tracked) -> None:
+        super().__init__(tracker)
+        self._model = weakref.ref(model)
+        self._paths: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        self.chosen: set[str] = set()
+        self.weights: list[Weight] = []
+        self._take_up(whole=all(layer.built for layer in layers_of(model).values()))
+
+    def model(self) -> Any:
+        """Give the model, None if it is gone."""
+        return self._model()
+
+    def _take_up(self, *, whole: bool) -> None:
+        """Name the layers and weights that there are now; what has a name keeps it."""
+        options, layers = self.options, layers_of(self.model())
+        named = dict(self._paths)
+        for path, layer in layers.items():
+            name = path
+            while layer not in named and name in named.values():
+                name += "_"
+            named.setdefault(layer, name)
+        self._paths.update(named)
+        layers = {path: layer for layer, path in named.items()}
+        overrides = options.policy.overrides
+        self.chosen |= choose(
+            layers, options.layers, options.exclude, overrides, whole=whole
+        ).keys()
+        self.weights = weights_of(layers)
+        self._built = all(layer.built for layer in layers.values())
+
+    def grow(self) -> None:
+        """Watch the layers and weights that came since, if some were not there yet."""
+        if not self._built:
+            self._take_up(whole=False)
+
+
 class Part(Session):
     """Watch one function of a model for the tracker of the model."""
 
     def __init__(
         self,
-        owner: "KerasSession",
+        owner: Named,
         fn: Callable[..., Any],
         names: tuple[str, ...],
         tallies: frozenset[Hashable],
@@ -91,7 +130,7 @@ class Part(Session):
 class Steps:
     """Run the batches of one of a model's functions as steps."""
 
-    def __init__(self, owner: "KerasSession", model: Any, kind: str) -> None:
+    def __init__(self, owner: Named, model: Any, kind: str) -> None:
         self.kind = kind
         self._owner = weakref.ref(owner)
         self._model = weakref.ref(model)

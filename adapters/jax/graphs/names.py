@@ -8,43 +8,40 @@ PRIMITIVES = {
     "rem": "remainder", "integer_pow": "pow", "dot_general": "matmul", "ragged_dot": "matmul",
     "conv_general_dilated": "convolution", "reduce_sum": "sum", "reduce_max": "max",
     "reduce_min": "min", "reduce_prod": "prod", "reduce_and": "all", "reduce_or": "any",
-    "select_n": "where", "select_and_scatter_add": "max_pool", "select_and_gather_add": "max_pool",
-    "reduce_window_max": "max_pool", "reduce_window_sum": "avg_pool", "reduce_window": "pool",
-    "convert_element_type": "astype", "reduce_precision": "astype",
-    "dynamic_update_slice": "setitem", "scatter": "index_put", "scatter-add": "scatter_add",
-    "scatter_add": "scatter_add", "scatter-mul": "scatter_reduce", "scatter-min": "scatter_reduce",
-    "scatter-max": "scatter_reduce", "scatter_mul": "scatter_reduce", "concatenate": "concat",
-    "max": "maximum", "min": "minimum", "clamp": "clip", "logistic": "sigmoid",
-    "erf_inv": "erfinv", "triangular_solve": "solve", "custom_linear_solve": "solve",
-    "psum": "sum", "psum2": "sum", "psum_invariant": "sum", "pmax": "max", "pmin": "min",
-    "reduce_scatter": "sum", "full": "full", "iota": "arange", "random_bits": "random",
-    "erf_inv_p": "erfinv", "igamma_grad_a": "igamma", "square": "square", "stack": "stack",
+    "select_n": "where", "select_and_scatter_add": "max_pool",
+    "select_and_gather_add": "max_pool", "reduce_window_max": "max_pool",
+    "reduce_window_sum": "avg_pool", "reduce_window": "pool", "convert_element_type": "astype",
+    "reduce_precision": "astype", "dynamic_update_slice": "setitem", "scatter": "index_put",
+    "scatter-add": "scatter_add", "scatter-mul": "scatter_reduce",
+    "scatter-min": "scatter_reduce", "scatter-max": "scatter_reduce",
+    "scatter_mul": "scatter_reduce", "concatenate": "concat", "max": "maximum",
+    "min": "minimum", "clamp": "clip", "logistic": "sigmoid", "erf_inv": "erfinv",
+    "triangular_solve": "solve", "custom_linear_solve": "solve", "psum": "sum", "psum2": "sum",
+    "psum_invariant": "sum", "pmax": "max", "pmin": "min", "reduce_scatter": "sum",
+    "iota": "arange", "random_bits": "random", "erf_inv_p": "erfinv", "igamma_grad_a": "igamma",
     "lu_pivots_to_permutation": "lu", "householder_product": "qr", "geqrf": "qr",
-    "pure_callback": "pure_callback", "io_callback": "io_callback", "ffi_call": "ffi_call",
-    "gather": "take", "broadcast_in_dim": "full",
-    "empty": "empty", "top_k": "top_k", "approx_top_k": "top_k", "cumlogsumexp": "logsumexp",
+    "gather": "take", "broadcast_in_dim": "full", "approx_top_k": "top_k",
+    "cumlogsumexp": "logsumexp", "empty": "empty", "ffi_call": "ffi_call",
+    "io_callback": "io_callback", "pure_callback": "pure_callback",
 }  # fmt: skip
 
 # Functions of JAX that are made of several primitives and are one operation to their users.
+_SAME = """
+    softmax log_softmax logsumexp mean nanmean var std vector_norm matrix_norm det slogdet inv
+    solve pinv cholesky qr eigh eig svd lstsq lu xlogy xlog1py kl_div logit gelu silu softplus
+    log_sigmoid hypot sinc remainder nan_to_num tril triu digamma quantile cov corrcoef
+    polygamma lgamma prod cumprod
+"""
 FUNCTIONS = {
-    "softmax": "softmax", "log_softmax": "log_softmax", "logsumexp": "logsumexp",
-    "mean": "mean", "average": "mean", "nanmean": "nanmean", "var": "var", "std": "std",
-    "nanvar": "var", "nanstd": "std", "norm": "vector_norm", "vector_norm": "vector_norm",
-    "matrix_norm": "matrix_norm", "standardize": "layer_norm", "det": "det", "slogdet": "slogdet",
-    "inv": "inv", "solve": "solve", "pinv": "pinv", "cholesky": "cholesky", "qr": "qr",
-    "eigh": "eigh", "eigvalsh": "eigh", "eig": "eig", "eigvals": "eig", "svd": "svd",
-    "svdvals": "svd", "lstsq": "lstsq", "lu": "lu", "xlogy": "xlogy", "xlog1py": "xlog1py",
-    "entr": "entropy",
-    "rel_entr": "kl_div", "kl_div": "kl_div", "logit": "logit", "gelu": "gelu", "silu": "silu",
-    "swish": "silu", "softplus": "softplus", "log_sigmoid": "log_sigmoid", "logaddexp": "logsumexp",
-    "logaddexp2": "logsumexp", "hypot": "hypot", "sinc": "sinc", "remainder": "remainder",
-    "mod": "remainder", "fmod": "remainder", "nan_to_num": "nan_to_num", "tril": "tril",
-    "triu": "triu",
-    "dot_product_attention": "attention", "gammaln": "lgamma", "digamma": "digamma", "power": "pow",
+    **{name: name for name in _SAME.split()},
+    "average": "mean", "nanvar": "var", "nanstd": "std", "norm": "vector_norm",
+    "standardize": "layer_norm", "eigvalsh": "eigh", "eigvals": "eig", "svdvals": "svd",
+    "entr": "entropy", "rel_entr": "kl_div", "swish": "silu", "logaddexp": "logsumexp",
+    "logaddexp2": "logsumexp", "mod": "remainder", "fmod": "remainder",
+    "dot_product_attention": "attention", "gammaln": "lgamma", "power": "pow",
     "arccosh": "acosh", "arcsinh": "asinh", "arctanh": "atanh", "nanquantile": "quantile",
-    "quantile": "quantile", "percentile": "quantile", "median": "quantile", "nanmedian": "quantile",
-    "cov": "cov", "corrcoef": "corrcoef", "polygamma": "polygamma", "lgamma": "lgamma",
-    "prod": "prod", "cumprod": "cumprod", "logdet": "slogdet", "expit": "sigmoid",
+    "percentile": "quantile", "median": "quantile", "nanmedian": "quantile",
+    "logdet": "slogdet", "expit": "sigmoid",
 }  # fmt: skip
 
 BINARY = ("self", "other")

@@ -5,7 +5,7 @@ import inspect
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -168,6 +168,15 @@ NO_WEIGHTS = (
 )
 
 
+class _Form(NamedTuple):
+    """Hold a call taken apart: a function of arrays, what it wraps, its arguments, its objects."""
+
+    fn: Callable[..., Any]
+    inner: Callable[..., Any] | None
+    flat: signature.Flat
+    objects: Objects | None
+
+
 class Session(BaseAdapter):
     """Watch one function for one tracker."""
 
@@ -250,77 +259,31 @@ class Session(BaseAdapter):
         """Run one step, read it and judge it."""
         if tracing():  # inside another tracked function, which sees all of this
             return fn(*args, **kwargs)
-        given = args, kwargs
         key: Hashable = None
         failed: Exception | None = None
         try:
-            objects = objects_of(args, kwargs)
-            if self._static is None:
-                with under_way():
-                    self._static = signature.static_arguments(fn, args, kwargs)
-            made, inner = fn, None if inspect.isfunction(fn) else getattr(fn, "__wrapped__", None)
-            if objects is not None:
-                args, kwargs = objects.swapped(args, kwargs)
-                made, inner = objects.pure(fn), None if inner is None else objects.pure(inner)
-            flat = signature.flatten(args, kwargs, self._static, plain=self.settings.plain)
-            key = _key(flat, objects)
+            form = self._form(fn, args, kwargs)
+            key = _key(form.flat, form.objects)
         except Exception as error:  # noqa: BLE001  the function's own comes again when it is run
             failed = error
         if failed is None and key not in self._blind:
             try:
-                watches = self.watches(made, inner, flat, objects)
+                watches = self.watches(form.fn, form.inner, form.flat, form.objects)
+                if traced(form.flat.arrays) or traced(watches.program.closed.consts) or staged():
+                    return self._inside(watches.program, form.flat.arrays)
+                ran = self._run(fn, form, watches)
             except UntraceableError as error:
                 raise TypeError(str(error)) from error.__cause__
             except UnwatchableError as error:
                 failed = error
         if failed is not None or key in self._blind:
-            return self._unwatched(key, failed, fn, given)
-        program = watches.program
-        if traced(flat.arrays) or traced(program.closed.consts) or staged():
-            self._refuse_inside()
-            taps = Taps(program, self.verdicts.bad_words, self.told, self.tracker.judge.say)
-            try:
-                return taps.run(flat.arrays, backward=self.options.backward)
-            except ShutError as error:
-                failed = error
-            return self._unwatched(key, failed, fn, given)
-        try:
-            watch, rows = watches.get(self.verdicts.exact(watches)), self.tracker.judge.rows()
-            if self.settlement.has_risen(Step(watch, flat.arrays, [], None, rows)):
-                watch = watches.get(self.verdicts.exact(watches), keep=True)
-            kept = sample(self.options.updates, rows.number, program, flat.arrays)
-        except UnwatchableError as error:
-            failed = error
-        if failed is not None:
-            return self._unwatched(key, failed, fn, given)
-        try:
-            outs, words = watch(self.verdicts.table(watch), flat.arrays)
-        except UnwatchableError as error:
-            failed = error
-        except Exception as error:
-            self.tracker.judge.close_step()
-            died = Step(watch, list(flat.arrays), [], None, rows)
-            self.settlement.broken(died, error, self.verdicts.table(watch))
-            raise
-        if failed is not None:
-            return self._unwatched(key, failed, fn, given)
-        since = self.tracker.judge.since
-        self.tracker.judge.close_step()
-        hold = weakly if self.light else list
-        ran = Step(watch, hold(flat.arrays), hold(outs), words, rows)
-        ran.since = since
-        if kept is not None:
-            kept.after(outs)
-            ran.moved = kept
-        if self.options.replay and not self.light:
-            bare = replace(flat, arrays=[])
-            ran.traced = (
-                fn,
-                lambda x: Program(made, replace(bare, arrays=x), self.settings, objects, inner),
-            )
+            return self._unwatched(key, failed, fn, (args, kwargs))
+        outs = ran.outs
+        if self.light:
+            ran.arrays, ran.outs = weakly(ran.arrays), weakly(outs)
         self.unread.add(ran)
         every = self.options.read
-        if isinstance(every, int) and (rows.number + 1) % every:
+        if isinstance(every, int) and (ran.rows.number + 1) % every:
             self.unread.note()
         else:
             try:
@@ -328,13 +291,62 @@ class Session(BaseAdapter):
             except AnomalyError as error:
                 # The user's stack is what matters, not the way through the core.
                 raise error.with_traceback(None) from error.__cause__
-        out = program.joined(outs)
-        if objects is None:
+        out = watches.program.joined(outs)
+        if form.objects is None:
             return out
         out, states = out
         if not self._once:
-            objects.update(states)
+            form.objects.update(states)
         return out
+
+    def _form(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Form:
+        """Take a call apart; what it raises the function itself raises again."""
+        objects = objects_of(args, kwargs)
+        if self._static is None:
+            with under_way():
+                self._static = signature.static_arguments(fn, args, kwargs)
+        made, inner = fn, None if inspect.isfunction(fn) else getattr(fn, "__wrapped__", None)
+        if objects is not None:
+            args, kwargs = objects.swapped(args, kwargs)
+            made, inner = objects.pure(fn), None if inner is None else objects.pure(inner)
+        flat = signature.flatten(args, kwargs, self._static, plain=self.settings.plain)
+        return _Form(made, inner, flat, objects)
+
+    def _inside(self, program: Program, arrays: list[Any]) -> Any:
+        """Run a program inside the caller's own."""
+        self._refuse_inside()
+        taps = Taps(program, self.verdicts.bad_words, self.told, self.tracker.judge.say)
+        return taps.run(arrays, backward=self.options.backward)
+
+    def _run(self, fn: Callable[..., Any], form: _Form, watches: Watches) -> Step:
+        """Run a program, and give the step that it was.
+
+        Raises:
+            UnwatchableError: If it cannot be watched.
+        """
+        judge, arrays, program = self.tracker.judge, form.flat.arrays, watches.program
+        watch, rows = watches.get(self.verdicts.exact(watches)), judge.rows()
+        if self.settlement.has_risen(Step(watch, arrays, [], None, rows)):
+            watch = watches.get(self.verdicts.exact(watches), keep=True)
+        kept = sample(self.options.updates, rows.number, program, arrays)
+        try:
+            outs, words = watch(self.verdicts.table(watch), arrays)
+        except UnwatchableError:
+            raise
+        except Exception as error:
+            judge.close_step()
+            died = Step(watch, list(arrays), [], None, rows)
+            self.settlement.broken(died, error, self.verdicts.table(watch))
+            raise
+        ran = Step(watch, list(arrays), list(outs), words, rows, since=judge.since)
+        judge.close_step()
+        if kept is not None:
+            kept.after(outs)
+            ran.moved = kept
+        if self.options.replay and not self.light:
+            bare, *rest = replace(form.flat, arrays=[]), self.settings, form.objects, form.inner
+            ran.traced = fn, lambda x: Program(form.fn, replace(bare, arrays=x), *rest)
+        return ran
 
     def again(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Make a call that ran by itself once more, as a step; nothing is kept of it."""
