@@ -17,7 +17,7 @@ from anynan.jax.program.program import Program
 from anynan.jax.program.watch import Watches
 from anynan.jax.replay.steps import Step
 from anynan.jax.session.session import Session
-from anynan.jax.session.verdicts import Verdicts
+from anynan.jax.session.verdicts import ThresholdTable
 from anynan.keras.layers import Weight, layers_of, moments_of, weights_of
 from anynan.keras.messages import RUNS_COMPILED
 
@@ -86,7 +86,9 @@ class Part(Session):
         self._static = set()
         self._chosen = owner.chosen
         if scaled:  # a loss scaler takes care of gradients itself
-            self.verdicts = Verdicts(options.policy, owner.tracker.judge.monitor, ("backward",))
+            self.verdicts = ThresholdTable(
+                options.policy, owner.tracker.judge.monitor, ("backward",)
+            )
         gradients = self.settings.gradients or (scaled and self.settings.backward)
         self.settings = dataclasses.replace(
             self.settings, names=names, tallies=tallies, gradients=gradients

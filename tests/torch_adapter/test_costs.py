@@ -99,7 +99,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
         patch.setattr(owner, name, called)
 
     with monkeypatch.context() as patch:
-        count(Replays, "again", lambda given: "trials" if given.get("mender") else "runs")
+        count(Replays, "again", lambda given: "trials" if given.get("runner") else "runs")
         count(gc, "get_objects", lambda _: "searches")
         count(gc, "get_referrers", lambda _: "searches")
         count(Session, "evidence", lambda _: "evidence")

@@ -12,7 +12,7 @@ _TRANSFORMS = frozenset(
 # What a scope is called that stands for an expectation.
 MARK = "anynan_expected_"
 # What a scope is called that holds a repaired operation: no expectation has its number.
-MENDED = f"{MARK}{2**31}"
+FIXED = f"{MARK}{2**31}"
 # What a scope's name begins with that gives a whole layer path: inside a model that has such
 # scopes no other scope is a layer.
 LAYER = "anynan_layer:"

@@ -37,19 +37,19 @@ from anynan.jax.program.program import Program
 from anynan.jax.read import probes
 from anynan.jax.read.readings import Plan
 from anynan.jax.replay import saving, zoom
-from anynan.jax.replay.rounds import Its, Rounds, order
+from anynan.jax.replay.rounds import LoopIndex, LoopIterations, order
 from anynan.jax.replay.spoilt import blame
 
 if TYPE_CHECKING:
     from anynan.jax.replay.flags import Flag
 
 # Records of one replay at most: a loop may have a fault in every round.
-MOMENTS = 1000
+INSTANCES = 1000
 _PARAMS = {"y": "exponent", "axes": "dim", "axis": "dim", "dimension": "dim"}
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class BadOp:
     """Hold an operation with a bad result, in one round of the loops around it.
 
     Attributes:
@@ -59,7 +59,7 @@ class Moment:
     """
 
     op: Op
-    its: Its
+    its: LoopIndex
     worst: int
 
 
@@ -72,17 +72,17 @@ class Recorder:
         self.program, self.found = program, found
         self.graph, self.operations = program.graph, program.operations()
         looked = {level.path: level.its for level in program.levels if level.path}
-        self.rounds = Rounds(self.graph, self.operations, found, looked)
+        self.rounds = LoopIterations(self.graph, self.operations, found, looked)
         # Where bad values arrived, and in which round: first of all, and first as NaN.
         self.arrived = [(point, its) for point in points for its in self._first(point.value)]
         moments = self._moments(bad)
         self.bad = sorted(moments, key=self._order)
         self.index = {(m.op.index, m.its): i for i, m in enumerate(self.bad)}
-        self.held: dict[tuple[int, Its], Any] = {}
+        self.held: dict[tuple[int, LoopIndex], Any] = {}
         self.arguments: list[Any] = []
         self.trouble: list[str] = []
 
-    def _first(self, index: int) -> list[Its]:
+    def _first(self, index: int) -> list[LoopIndex]:
         """Give the rounds in which a value was first bad, and first NaN."""
         flag = self.found.get(index)
         if flag is None or not flag.word:
@@ -90,32 +90,32 @@ class Recorder:
         rounds = [self.rounds.first(index), self.rounds.first(index, probes.NAN)]
         return list(dict.fromkeys(rounds))
 
-    def _moments(self, bad: list[Op]) -> list[Moment]:
+    def _moments(self, bad: list[Op]) -> list[BadOp]:
         """Choose the rounds that are looked at: those that handed bad values on to the harm."""
-        todo: list[tuple[Op, Its]] = []
+        todo: list[tuple[Op, LoopIndex]] = []
         for point, its in self.arrived:
             todo += self.rounds.writers(point.value, its)
         for op in bad:  # what was hidden again, and where an Inf became NaN
             for index in op.outs:
                 todo += [(op, its) for its in self._first(index)]
-        found: dict[tuple[int, Its], Moment] = {}
-        while todo and len(found) < MOMENTS:
+        found: dict[tuple[int, LoopIndex], BadOp] = {}
+        while todo and len(found) < INSTANCES:
             op, its = todo.pop(0)
             worst = self.rounds.worst(op, its)
             if worst is None or (op.index, its) in found:
                 continue
-            found[op.index, its] = Moment(op, its, worst)
+            found[op.index, its] = BadOp(op, its, worst)
             for index in op.ins:
                 todo += self.rounds.writers(index, its)
             if op.forward is not None:
                 todo.append((op.forward, self._paired(op.forward, its)))
         return list(found.values())
 
-    def _paired(self, forward: Op, its: Its) -> Its:
+    def _paired(self, forward: Op, its: LoopIndex) -> LoopIndex:
         """Give the round of a forward operation that a round of its gradient belongs to."""
         return its[: forward.nodes[0].loops]
 
-    def _order(self, bad: Moment) -> tuple[Any, ...]:
+    def _order(self, bad: BadOp) -> tuple[Any, ...]:
         """Say when an operation ran: its position, each loop's round filled in."""
         writer = self.graph.values[bad.worst].writer
         node = bad.op.nodes[-1] if writer is None else self.graph.nodes[writer]
@@ -149,7 +149,7 @@ class Recorder:
             self.held = self._whole(wanted)
         self._sure()
 
-    def _whole(self, wanted: Iterable[tuple[int, Its]]) -> dict[tuple[int, Its], Any]:
+    def _whole(self, wanted: Iterable[tuple[int, LoopIndex]]) -> dict[tuple[int, LoopIndex], Any]:
         """Run the program once more for values in rounds of it."""
         plan = Plan(replaying=True)
         for index, rounds in wanted:
@@ -164,10 +164,10 @@ class Recorder:
         out = jit_once(run)(*self.arguments)
         return dict(zip(keys, out, strict=True))
 
-    def _values(self, bad: Moment, indices: list[int]) -> dict[int, Any]:
+    def _values(self, bad: BadOp, indices: list[int]) -> dict[int, Any]:
         """Give whole values as an operation saw them, for a bundle."""
         found: dict[int, Any] = {}
-        keys: dict[tuple[int, Its], int] = {}
+        keys: dict[tuple[int, LoopIndex], int] = {}
         for index in indices:
             value = self.graph.values[index]
             if value.known:
@@ -207,7 +207,7 @@ class Recorder:
             return dtype is not None and not jax.numpy.issubdtype(dtype, jax.dtypes.extended)
         return op.name in ("divide", "pow") and dtype is not None and not value.aval.shape
 
-    def _key(self, index: int, bad: Moment) -> tuple[int, Its] | None:
+    def _key(self, index: int, bad: BadOp) -> tuple[int, LoopIndex] | None:
         """Give the round of a value that an operation saw, None if that is not known."""
         value = self.graph.values[index]
         if value.loops > len(bad.its):
@@ -219,7 +219,7 @@ class Recorder:
                 return None
         return index, bad.its[: value.loops]
 
-    def _array(self, index: int, bad: Moment) -> Any:
+    def _array(self, index: int, bad: BadOp) -> Any:
         """Give the array of a value as an operation saw it, None if it was not looked at."""
         value = self.graph.values[index]
         if value.known:
@@ -232,7 +232,7 @@ class Recorder:
             return array[shard or 0]
         return array
 
-    def _shard(self, bad: Moment) -> int | None:
+    def _shard(self, bad: BadOp) -> int | None:
         """Choose the shard to look at: a collective's operand is bad elsewhere than its result."""
         for index in bad.op.ins:
             for op, its in self.rounds.writers(index, bad.its):
@@ -248,7 +248,7 @@ class Recorder:
         """Give a record for each operation with a bad result, in the order of execution."""
         return [self._record(i, bad) for i, bad in enumerate(self.bad)]
 
-    def _record(self, index: int, bad: Moment) -> OpRecord:
+    def _record(self, index: int, bad: BadOp) -> OpRecord:
         op, forward, named = bad.op, None, self._named(bad)
         if op.forward is not None:
             its = self._paired(op.forward, bad.its)
@@ -279,13 +279,13 @@ class Recorder:
         offer(record, call, probes.on_host)
         return record
 
-    def _word(self, index: int, bad: Moment) -> int | None:
+    def _word(self, index: int, bad: BadOp) -> int | None:
         """Give the worst kind that was read of a value, None if it was not read."""
         mine = self.graph.loops.get(self.graph.values[bad.worst].path, ())
         same = self.rounds.loops(self.graph.values[index])[: len(mine)] == mine
         return self.rounds.word(index, bad.its if same else ())
 
-    def _named(self, bad: Moment) -> list[tuple[int, str]]:
+    def _named(self, bad: BadOp) -> list[tuple[int, str]]:
         """Name the operands as the cause rules know them."""
         if bad.op.forward is None:
             return self._named_forward(bad.op, bad.worst)
@@ -343,7 +343,7 @@ class Recorder:
         nodes, _ = self.graph.origins(index)
         return bool(nodes) and all(node.place.backward for node in nodes)
 
-    def _given(self, index: int, name: str, bad: Moment) -> Given | None:
+    def _given(self, index: int, name: str, bad: BadOp) -> Given | None:
         """Give an operand, None for one that says nothing: an index, a flag."""
         aval = self.graph.values[index].aval
         array = self._array(index, bad)
@@ -381,7 +381,7 @@ class Recorder:
             bad = isinstance(held, float) and not math.isfinite(held)
         return ("constant" if bad else None), None
 
-    def _params(self, bad: Moment) -> dict[str, Any]:
+    def _params(self, bad: BadOp) -> dict[str, Any]:
         found: dict[str, Any] = {}
         op = bad.op
         for node in (op.forward or op).nodes:
@@ -404,7 +404,7 @@ class Recorder:
             yield made
             made = self._maker(made)
 
-    def _out_of_range(self, bad: Moment) -> dict[str, Any]:
+    def _out_of_range(self, bad: BadOp) -> dict[str, Any]:
         """Find the first index of a read that is out of range, and what the range is."""
         node = next((node for node in bad.op.nodes if fills(node.eqn)), None)
         indices = None if node is None else self._array(node.ins[1], bad)
@@ -449,7 +449,7 @@ class Recorder:
                 found.update(dict.fromkeys(writer.name for writer in self.operations.writers(i)))
         return tuple(found)
 
-    def _masked_rows(self, record: OpRecord, bad: Moment) -> None:
+    def _masked_rows(self, record: OpRecord, bad: BadOp) -> None:
         op = bad.op
         if op.name not in SOFTMAX | {"logsumexp"}:
             return
@@ -460,7 +460,7 @@ class Recorder:
         if array is not None and isinstance(axes, list):
             add_masked_rows(record, probes.on_host(array), tuple(axes))
 
-    def _wide(self, bad: Moment) -> Any:
+    def _wide(self, bad: BadOp) -> Any:
         if len(bad.op.nodes) != 1:
             return None
         node: Node = bad.op.nodes[0]

@@ -14,13 +14,13 @@ from anynan.jax.replay.flags import Flag
 
 # They read a part: what is bad may be outside of it.
 _PARTS = frozenset({"slice", "dynamic_slice", "gather", "split"})
-Its = tuple[int, ...]
+LoopIndex = tuple[int, ...]
 # An operation in one round of each loop around it. Rounds have the number of their item: the
 # first one of a reverse scan is the last.
-Moment = tuple[Op, Its]
+OpInstance = tuple[Op, LoopIndex]
 
 
-class Rounds:
+class LoopIterations:
     """Follow bad values back through loops, round by round.
 
     Args:
@@ -35,14 +35,14 @@ class Rounds:
         graph: Graph,
         operations: Operations,
         found: dict[int, Flag],
-        looked: Mapping[Path, Its] | None = None,
+        looked: Mapping[Path, LoopIndex] | None = None,
     ) -> None:
         self.graph, self.operations, self.found = graph, operations, found
         self.looked = looked or {}
 
     # What was read.
 
-    def word(self, index: int, its: Its) -> int | None:
+    def word(self, index: int, its: LoopIndex) -> int | None:
         """Give the worst kind of a value in a round, None if it was not read."""
         flag = self.found.get(index)
         if flag is None or flag.rounds is None:
@@ -52,7 +52,7 @@ class Rounds:
             return flag.word  # beyond the rounds that were kept
         return int(np.max(flag.rounds[at], initial=0))
 
-    def first(self, index: int, least: int = probes.NEGINF) -> Its:
+    def first(self, index: int, least: int = probes.NEGINF) -> LoopIndex:
         """Give the first round in which a value was at least so bad."""
         flag = self.found[index]
         if flag.rounds is None or flag.word < least:
@@ -67,12 +67,12 @@ class Rounds:
         """Give the loops around a value."""
         return self.graph.loops.get(value.path, ())
 
-    def worst(self, op: Op, its: Its) -> int | None:
+    def worst(self, op: Op, its: LoopIndex) -> int | None:
         """Choose the result of an operation that is worst in a round, None if all are finite."""
         mine = [(word, i) for i in op.outs if (word := self.word(i, self.at(i, its)))]
         return max(mine, key=lambda pair: pair[0])[1] if mine else None
 
-    def at(self, index: int, its: Its) -> Its:
+    def at(self, index: int, its: LoopIndex) -> LoopIndex:
         """Give the rounds that a value has of its own."""
         return its[: self.graph.values[index].loops]
 
@@ -113,9 +113,9 @@ class Rounds:
 
     # Who wrote it.
 
-    def writers(self, index: int, its: Its) -> list[Moment]:
+    def writers(self, index: int, its: LoopIndex) -> list[OpInstance]:
         """List who wrote a value that is seen in a round: operations with bad results."""
-        found: dict[tuple[int, Its], Moment] = {}
+        found: dict[tuple[int, LoopIndex], OpInstance] = {}
         start = index, self._inside(self.graph.values[index], its)
         seen = {start}
         todo = [start]
@@ -139,7 +139,7 @@ class Rounds:
                     todo.append(item)
         return list(found.values())
 
-    def _looked_at(self, value: Value, its: Its) -> Its:
+    def _looked_at(self, value: Value, its: LoopIndex) -> LoopIndex:
         """Give the round of a value that was looked at, where it is only one."""
         for length in range(len(value.path), 0, -1) if self.looked else ():
             known = self.looked.get(value.path[:length])
@@ -147,14 +147,14 @@ class Rounds:
                 return known
         return its
 
-    def _inside(self, value: Value, its: Its) -> Its:
+    def _inside(self, value: Value, its: LoopIndex) -> LoopIndex:
         """Choose the rounds of a value that is looked at from outside of its loops."""
         its = its[: value.loops]
         for loop in self.loops(value)[len(its) :]:
             its = (*its, self._last(loop, [value.index], its))
         return its
 
-    def _fed(self, value: Value, its: Its) -> Iterator[tuple[int, Its]]:
+    def _fed(self, value: Value, its: LoopIndex) -> Iterator[tuple[int, LoopIndex]]:
         """Walk the values that one with no writer of its own may be, each in its round."""
         outside = [self.graph.values[i].loops < value.loops for i in value.feeds]
         for i, out in zip(value.feeds, outside, strict=True):
@@ -170,7 +170,7 @@ class Rounds:
             else:
                 yield i, its
 
-    def _out_of(self, value: Value, index: int, its: Its) -> Iterator[tuple[int, Its]]:
+    def _out_of(self, value: Value, index: int, its: LoopIndex) -> Iterator[tuple[int, LoopIndex]]:
         """Walk the rounds of a loop whose results are seen after it."""
         loop = self.loops(self.graph.values[index])[-1]
         if len(value.feeds) == 2:  # a carry is what the last round left, if there was one
@@ -185,14 +185,14 @@ class Rounds:
         )
         yield index, (*its, chosen)
 
-    def _last(self, loop: Any, indices: list[int], its: Its) -> int:
+    def _last(self, loop: Any, indices: list[int], its: LoopIndex) -> int:
         """Give the last round of a loop."""
         length = rounds_of(loop)
         if length is not None:
             return 0 if backwards(loop) else max(length - 1, 0)
         return max(self._bad_rounds(indices, its), default=0)
 
-    def _before(self, value: Value, index: int, its: Its) -> Its | None:
+    def _before(self, value: Value, index: int, its: LoopIndex) -> LoopIndex | None:
         """Go back to the round in which a carry turned bad, None from the first round.
 
         What is bad in a row of rounds is taken to be handed from each to the next.
@@ -208,7 +208,7 @@ class Rounds:
             at += step
         return (*its[:-1], at)
 
-    def _bad_rounds(self, indices: list[int], its: Its) -> set[int]:
+    def _bad_rounds(self, indices: list[int], its: LoopIndex) -> set[int]:
         """Give the rounds of a value's innermost loop in which one of its writers was bad."""
         found: set[int] = set()
         depth = len(its)
@@ -231,7 +231,7 @@ class Rounds:
         return found
 
 
-def order(its: Its, loops: tuple[Any, ...]) -> tuple[int, ...]:
+def order(its: LoopIndex, loops: tuple[Any, ...]) -> tuple[int, ...]:
     """Turn rounds into the order in which they ran."""
     return tuple(-it if backwards(loop) else it for it, loop in zip(its, loops, strict=False))
 

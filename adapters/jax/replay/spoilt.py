@@ -7,7 +7,7 @@ from anynan._diagnosis.lineage import OpRecord
 from anynan.jax.graphs.operations import Op
 from anynan.jax.program.program import Program
 from anynan.jax.read import probes
-from anynan.jax.replay.rounds import Its
+from anynan.jax.replay.rounds import LoopIndex
 
 
 def blame(program: Program, record: OpRecord, op: Op) -> None:
@@ -29,7 +29,7 @@ def blame(program: Program, record: OpRecord, op: Op) -> None:
                     todo.append(out)
 
 
-def spoilt(program: Program, arrays: dict[tuple[int, Its], Any]) -> list[BadParameter]:
+def spoilt(program: Program, arrays: dict[tuple[int, LoopIndex], Any]) -> list[BadParameter]:
     """Describe the first weight that an update spoilt, with its gradient and state."""
     found = []
     for i, result in enumerate(program.results):

@@ -13,16 +13,16 @@ from anynan._diagnosis.trials import Attempt
 from anynan._readings.readings import ProbePoint
 from anynan.arrays.reached import untouched
 from anynan.jax.graphs.operations import Op
-from anynan.jax.graphs.stacks import MARK, MENDED
+from anynan.jax.graphs.stacks import FIXED, MARK
 from anynan.jax.program.program import Program
 from anynan.jax.program.trace import ShutError
+from anynan.jax.replay.fix_runner import FixRunner
 from anynan.jax.replay.flags import Flag, flags
-from anynan.jax.replay.mender import Mender
 from anynan.jax.replay.replay import MOST, ahead, masks_last, record, slice_behind
 from anynan.jax.replay.steps import Step
 from anynan.jax.replay.zoom import nested
 
-_NUMBER = int(MENDED.removeprefix(MARK))
+_NUMBER = int(FIXED.removeprefix(MARK))
 
 
 def attempt(step: Step, repairs: Sequence[Repair], say: Callable[[str], object]) -> Attempt | None:
@@ -39,12 +39,12 @@ def attempt(step: Step, repairs: Sequence[Repair], say: Callable[[str], object])
     if step.traced is None:
         return None
     fn, trace = step.traced
-    arrays, mender = step.inputs(), Mender(repairs)
+    arrays, runner = step.inputs(), FixRunner(repairs)
     drawn = str(np.random.get_state())  # noqa: NPY002  what the function may draw from
-    with untouched(fn, say), mender.at_work():
+    with untouched(fn, say), runner.at_work():
         program = trace(arrays)
         as_before = drawn == str(np.random.get_state())  # noqa: NPY002
-    if not as_before or not mender.whole or not _alike(program, step.program):
+    if not as_before or not runner.whole or not _alike(program, step.program):
         return None
     program.chosen = step.program.chosen
     with replay_context():
@@ -54,11 +54,11 @@ def attempt(step: Step, repairs: Sequence[Repair], say: Callable[[str], object])
             return _run(step, program.without(error.paths), arrays)
 
 
-def _alike(mended: Program, program: Program) -> bool:
+def _alike(fixed: Program, program: Program) -> bool:
     """Tell whether a trace gives what the first one did."""
     forms = [
         [(x.shape, x.dtype) for x in (*p.closed.in_avals, *p.closed.out_avals)]
-        for p in (mended, program)
+        for p in (fixed, program)
     ]
     return forms[0] == forms[1]
 

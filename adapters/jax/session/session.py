@@ -43,9 +43,9 @@ from anynan.jax.read import probes
 from anynan.jax.read.places import fill, sites_of
 from anynan.jax.read.readings import Path
 from anynan.jax.replay.steps import Step, weakly
-from anynan.jax.session.settlement import Settlement
+from anynan.jax.session.settlement import StepReader
 from anynan.jax.session.taps import Taps
-from anynan.jax.session.verdicts import Verdicts
+from anynan.jax.session.verdicts import ThresholdTable
 from anynan.options import Options
 
 
@@ -113,10 +113,10 @@ def _sample(x: Any) -> Any:
 
 
 # Kept until they are read, also where the user forgets the tracker.
-_waiting: "dict[int, Unread]" = {}
+_waiting: "dict[int, PendingSteps]" = {}
 
 
-class Unread:
+class PendingSteps:
     """Hold a session's steps in the order in which they ran.
 
     Args:
@@ -202,13 +202,13 @@ class Session(BaseAdapter):
         self._shut: dict[Hashable, dict[Path, str]] = {}
         self._kept: list[Any] = []
         self._lock = threading.RLock()
-        self.settlement = Settlement(tracker, options)
-        self.unread = Unread(tracker.remove)
+        self.settlement = StepReader(tracker, options)
+        self.unread = PendingSteps(tracker.remove)
         self._static: set[Hashable] | None = None
         self._once = False
         self._layers: dict[str, None] = {}
         policy = options.policy
-        self.verdicts = Verdicts(policy, tracker.judge.monitor)
+        self.verdicts = ThresholdTable(policy, tracker.judge.monitor)
         sizes = options.sizes
         # A gradient norm is judged by what it was before.
         guarded = policy.spike is not None or policy.vanishing is not None

@@ -37,7 +37,7 @@ from anynan.options import Options
 _code = jax.jit(probes.code)
 
 
-class Settlement:
+class StepReader:
     """Read steps and have them judged; answer what the core asks of the one that is judged.
 
     Args:

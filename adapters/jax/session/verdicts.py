@@ -12,7 +12,7 @@ from anynan.jax.program.watch import Watch, Watches
 from anynan.jax.read import probes
 
 
-class Verdicts:
+class ThresholdTable:
     """Ask the policy about a program's readings.
 
     Args:

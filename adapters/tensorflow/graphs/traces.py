@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from anynan.tensorflow.read.boards import Block
+from anynan.tensorflow.read.buffers import Block
 
 
 @dataclass

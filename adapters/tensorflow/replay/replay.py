@@ -21,11 +21,11 @@ from anynan.tensorflow.graphs import names
 from anynan.tensorflow.graphs.traces import Traces
 from anynan.tensorflow.messages import NESTED_FUNCTION, REPLICAS
 from anynan.tensorflow.read import probes, readings
-from anynan.tensorflow.read.boards import Block
+from anynan.tensorflow.read.buffers import Block
 from anynan.tensorflow.read.layers import Layers
 from anynan.tensorflow.read.places import Places
 from anynan.tensorflow.replay import nested, saving, trial
-from anynan.tensorflow.replay.mender import Mender
+from anynan.tensorflow.replay.fix_runner import FixRunner
 from anynan.tensorflow.replay.program import Program, Programs, first_line
 from anynan.tensorflow.replay.records import Recorder
 from anynan.tensorflow.replay.run import Run, as_written
@@ -108,22 +108,22 @@ class Replays:
         """
         if _is_spread(step):
             return None
-        mender = Mender(repairs, self._traces)
+        runner = FixRunner(repairs, self._traces)
         try:
             with self._again():
                 first = self._programs.prepare(step)
                 # Nested functions keep what they are traced to, so they are traced in place.
-                with self._in_place(unrolled=step.unrolled), mender.at_work():
-                    program = self._programs.prepare(step, fresh=True, entering=mender.enter)
+                with self._in_place(unrolled=step.unrolled), runner.at_work():
+                    program = self._programs.prepare(step, fresh=True, entering=runner.enter)
                 same = trial.is_same_code(program, first, unrolled=step.unrolled)
-                if not mender.whole or not same:
+                if not runner.whole or not same:
                     return None
                 run = Run(program)
                 run.compiled = step.compiled
                 run.flag(failed=False)
                 passed = self._passed(run)
                 if not trial.is_same_fault(
-                    run, mender, self._rows(), passed, reading, ends=self._ends
+                    run, runner, self._rows(), passed, reading, ends=self._ends
                 ):
                     return None
                 return trial.seen(step, Recorder(self._layers, program, run))

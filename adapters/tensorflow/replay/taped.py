@@ -13,7 +13,7 @@ from anynan._diagnosis.evidence import ReplayError
 from anynan.tensorflow.graphs import names
 from anynan.tensorflow.graphs.traces import Trace
 from anynan.tensorflow.messages import NOT_UNDER_TAPE
-from anynan.tensorflow.read.boards import Block
+from anynan.tensorflow.read.buffers import Block
 from anynan.tensorflow.read.frames import Frame, here, tensors
 from anynan.tensorflow.read.layers import Layers
 

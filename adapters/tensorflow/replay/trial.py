@@ -13,14 +13,14 @@ from anynan._readings import step as core
 from anynan._readings.readings import Reading
 from anynan.tensorflow.graphs.operations import Op, forward_name
 from anynan.tensorflow.read import readings
-from anynan.tensorflow.replay.mender import Mender
+from anynan.tensorflow.replay.fix_runner import FixRunner
 from anynan.tensorflow.replay.program import Program
 from anynan.tensorflow.replay.records import Recorder
 from anynan.tensorflow.replay.run import Run
 from anynan.tensorflow.replay.steps import Step
 
 
-def is_same_code(mended: Program, first: Program, *, unrolled: bool) -> bool:
+def is_same_code(fixed: Program, first: Program, *, unrolled: bool) -> bool:
     """Tell whether a compiled function's code, traced again, is what the function holds.
 
     It was traced once, with the numbers and the branches that its code had then.
@@ -28,7 +28,7 @@ def is_same_code(mended: Program, first: Program, *, unrolled: bool) -> bool:
     if not first.traced:
         return True
     held = dict.fromkeys(_signs(first, unrolled=unrolled))
-    return all(sign in held for sign in _signs(mended, unrolled=unrolled))
+    return all(sign in held for sign in _signs(fixed, unrolled=unrolled))
 
 
 def _signs(program: Program, *, unrolled: bool) -> Iterator[Any]:
@@ -55,7 +55,7 @@ def _nodes(part: Any) -> Any:
 
 def is_same_fault(
     run: Run,
-    mender: Mender,
+    runner: FixRunner,
     rows: core.Step,
     passed: list[CheckedPoint],
     reading: Reading,
@@ -66,16 +66,16 @@ def is_same_fault(
 
     Args:
         run: The second run.
-        mender: What repaired it.
+        runner: What repaired it.
         rows: The first run's rows.
         passed: What the second run passed.
         reading: The first run's bad reading.
         ends: Whether only the ends of the first run were read.
     """
-    found = [run.bad.get(x.name, False) for x in mender.unrepaired]
-    if mender.repairs[0].phase != "backward" and not any(found):
+    found = [run.bad.get(x.name, False) for x in runner.unrepaired]
+    if runner.repairs[0].phase != "backward" and not any(found):
         return False
-    layers = {item.layer for item in mender.repairs}
+    layers = {item.layer for item in runner.repairs}
     ahead = takewhile(lambda x: x.phase in ("input", "forward") and x.layer not in layers, passed)
     bad = {(x.layer, x.phase, x.site.tensor, x.call) for x in _bad(rows, reading)}
     before = list(takewhile(lambda x: x.key not in bad, ahead))

@@ -18,7 +18,7 @@ from anynan.tensorflow.messages import (
     STALE_GRAPH,
 )
 from anynan.tensorflow.read import readings
-from anynan.tensorflow.read.boards import Block, Boards, replica
+from anynan.tensorflow.read.buffers import Block, DeviceBuffers, replica
 from anynan.tensorflow.read.frames import Frame, here, is_loop, named_arguments, tensors
 from anynan.tensorflow.read.layers import Layers
 from anynan.tensorflow.replay import taped
@@ -37,7 +37,7 @@ class Calls:
         options: What is wanted.
         layers: What is watched.
         traces: The graphs known.
-        boards: Hold what graphs write.
+        buffers: Hold what graphs write.
         state: What this thread knows.
         steps: Begins and ends steps.
         updates: Knows the loss scaler.
@@ -52,7 +52,7 @@ class Calls:
         options: Options,
         layers: Layers,
         traces: Traces,
-        boards: Boards,
+        buffers: DeviceBuffers,
         state: State,
         steps: Steps,
         updates: Updates,
@@ -62,7 +62,7 @@ class Calls:
         inner: bool,
     ) -> None:
         self._tracker, self._options, self._layers = tracker, options, layers
-        self._traces, self._boards, self._state = traces, boards, state
+        self._traces, self._buffers, self._state = traces, buffers, state
         self._steps, self._updates = steps, updates
         self._grow, self._takes, self._inner = grow, takes, inner
         self._ends = options.level == "step"
@@ -172,7 +172,7 @@ class Calls:
             if state.replaying:
                 trace.blocks.append(Block(-1, frame.points, frame.order, backward))
                 return
-            block = self._boards.write(frame, backward=backward)
+            block = self._buffers.write(frame, backward=backward)
             if block is None:
                 self._tracker.judge.say(REPLICAS_FULL())
             elif not replica():
@@ -267,7 +267,7 @@ class Calls:
         known = fn in self._known
         kept = self._steps.keep() if known or fn not in self._asked else []
         self._steps.look()
-        self._boards.ready()
+        self._buffers.ready()
         count = fn.experimental_get_tracing_count()
         try:
             out = self.compiling(run, fn, *args, **kwargs)
@@ -280,7 +280,7 @@ class Calls:
         state.gradients = None
         if not state.tapes:
             state.outputs = []
-        written = self._boards.read()
+        written = self._buffers.read()
         if not written:
             self._ask(fn, count, args, kwargs)
             return out
@@ -336,7 +336,7 @@ class Calls:
                     step.ended = error
                 if frame is not None:
                     self.flush(frame, backward=True)
-                self._steps.judge_all(self._boards.read())
+                self._steps.judge_all(self._buffers.read())
                 if step is not None:
                     judge.raised(judge.rows(), error, lambda: self._steps.up_to(step, error))
             finally:

@@ -23,7 +23,7 @@ from anynan._steps.tracked import Tracked
 from anynan.errors import reason
 from anynan.tensorflow.graphs.traces import Traces
 from anynan.tensorflow.read import probes, readings
-from anynan.tensorflow.read.boards import Boards
+from anynan.tensorflow.read.buffers import DeviceBuffers
 from anynan.tensorflow.read.frames import Frame, tensors
 from anynan.tensorflow.read.layers import Layers
 from anynan.tensorflow.replay.replay import Replays
@@ -68,7 +68,7 @@ class Session(BaseAdapter):
         rows = 3 * len(layers) + 4 * len(weights.names) + 16
         self._gated = gated = options.action in ("raise", "skip") or options.patience > 0
         self.state, traces = State(), Traces()
-        self._boards = Boards(rows, replicas, sizes=sizes)
+        self._buffers = DeviceBuffers(rows, replicas, sizes=sizes)
         self._replays = Replays(
             self.layers, traces, self.state, tracker.judge.monitor, tracker.judge.rows,
             sizes=sizes, ends=options.level == "step",
@@ -78,9 +78,9 @@ class Session(BaseAdapter):
             norms=norms, sizes=sizes,
             dropped=gated and replicas == 1,  # replicas update all the same
         )  # fmt: skip
-        self.updates = Updates(weights, self._boards, traces, self.state, self.steps, gated=gated)
+        self.updates = Updates(weights, self._buffers, traces, self.state, self.steps, gated=gated)
         self.calls = Calls(
-            tracker, options, self.layers, traces, self._boards, self.state, self.steps,
+            tracker, options, self.layers, traces, self._buffers, self.state, self.steps,
             self.updates, self.grow, self.takes,
             # The gradients of outputs reach those of weights, and a replay finds the layer.
             inner=sizes or not options.replay or replicas > 1,
@@ -198,7 +198,7 @@ class Session(BaseAdapter):
 
     def read(self) -> None:
         """Read and judge what was written and not read."""
-        self.steps.judge_all(self._boards.read())
+        self.steps.judge_all(self._buffers.read())
 
     def finish(self) -> None:
         """End the open step."""

@@ -15,7 +15,7 @@ from anynan._steps.messages import STEPS_UNSEEN
 from anynan._steps.tracked import Tracked
 from anynan.errors import AnomalyError
 from anynan.options import Options
-from anynan.tensorflow.read.boards import Block
+from anynan.tensorflow.read.buffers import Block
 from anynan.tensorflow.read.layers import Layers
 from anynan.tensorflow.read.places import Places
 from anynan.tensorflow.read.weights import Weights, read

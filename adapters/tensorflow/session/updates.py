@@ -13,7 +13,7 @@ from anynan._diagnosis.evidence import BadParameter
 from anynan._readings.step import Step
 from anynan.tensorflow.graphs.traces import Traces
 from anynan.tensorflow.read import probes, readings
-from anynan.tensorflow.read.boards import Boards
+from anynan.tensorflow.read.buffers import DeviceBuffers
 from anynan.tensorflow.read.frames import here, tensors
 from anynan.tensorflow.read.probes import SCOPE
 from anynan.tensorflow.read.weights import Weights, raw, read
@@ -30,7 +30,7 @@ class Updates:
 
     Args:
         weights: The weights.
-        boards: Reads gradients in a graph.
+        buffers: Reads gradients in a graph.
         traces: The graphs known.
         state: What this thread knows.
         steps: Ends a step where an update does.
@@ -43,14 +43,14 @@ class Updates:
     def __init__(
         self,
         weights: Weights,
-        boards: Boards,
+        buffers: DeviceBuffers,
         traces: Traces,
         state: State,
         steps: Steps,
         *,
         gated: bool,
     ) -> None:
-        self._weights, self._boards, self._traces = weights, boards, traces
+        self._weights, self._buffers, self._traces = weights, buffers, traces
         self._state, self._steps, self._gated = state, steps, gated
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self.scaler: weakref.ref[Any] | None = None
@@ -128,7 +128,7 @@ class Updates:
             return run(*args, **kwargs)
         if not self._gated:
             return run(*args, **kwargs)
-        if frame is None or frame.graph is not graph or not self._boards.alone:
+        if frame is None or frame.graph is not graph or not self._buffers.alone:
             return run(*args, **kwargs)
         with tf.name_scope(SCOPE) as scope:
             if frame.fine is None:
@@ -153,7 +153,7 @@ class Updates:
         changed = [x for x in checked if id(x) not in known]
         found = []
         if changed:
-            found.append(readings.all_fine(self._boards.look(changed, xla=self._state.xla)))
+            found.append(readings.all_fine(self._buffers.look(changed, xla=self._state.xla)))
         if places:
             found.append(readings.all_fine(tf.gather(rows, places)))
         return tf.reduce_all(found)

@@ -37,8 +37,8 @@ from anynan.torch.private import count_modes, forward_hooks_apart, hook_first, t
 from anynan.torch.read.probes import nonfinite
 from anynan.torch.read.tensors import tensors
 from anynan.torch.replay.collectives import Sent, replaying
+from anynan.torch.replay.fix_runner import FixRunner, norm_of
 from anynan.torch.replay.kept import Kept
-from anynan.torch.replay.mender import Mender, norm_of
 from anynan.torch.replay.saving import Catcher
 from anynan.torch.replay.scene import Scene, arrived
 from anynan.torch.replay.seams import Seam
@@ -186,20 +186,20 @@ class Replays:
         roots = _roots(state, reading)
         if not roots or any(root.fn is None for root in roots) or state.updated:
             return None
-        mender = Mender(chosen)
+        runner = FixRunner(chosen)
         try:
-            replay = self.again(state, reading, roots, mender=mender)
+            replay = self.again(state, reading, roots, runner=runner)
         except ReplayError:
             return None
         told = replay.notes or replay.incoming or replay.substituted
-        if told or not mender.whole or self._goes_on(state, roots):
+        if told or not runner.whole or self._goes_on(state, roots):
             return None
-        found = Attempt(replay, "forward" if reading.phase != "backward" else "both", mender.bad)
+        found = Attempt(replay, "forward" if reading.phase != "backward" else "both", runner.bad)
         if state.in_step:
             found.extent = "step" if self._models.refs else "call"
             # A scaler's losses and gradients are not the program's own numbers.
             if self._scalers.used is None:
-                found.loss, found.gradient_norm = mender.loss, mender.gradient_norm
+                found.loss, found.gradient_norm = runner.loss, runner.gradient_norm
         return found
 
     def _goes_on(self, state: State, roots: list[RootCall]) -> bool:
@@ -248,7 +248,7 @@ class Replays:
 
     def again(
         self, state: State, reading: Reading, roots: list[RootCall], *, together: bool = False,
-        ending: bool = False, handed: bool = False, mender: Mender | None = None,
+        ending: bool = False, handed: bool = False, runner: FixRunner | None = None,
         remade: dict[int, torch.Tensor] | None = None,
     ) -> Replay:  # fmt: skip
         """Run calls again, and leave no trace; where all ranks do so, none stops early.
@@ -258,7 +258,7 @@ class Replays:
             reading: The bad reading, or one of its phase where another rank has it.
             roots: The calls.
             together: Whether all ranks run theirs at this moment.
-            mender: What repairs operations on the way, in a run that goes to its end.
+            runner: What repairs operations on the way, in a run that goes to its end.
             ending: Whether an exception of the program's is what they are run for.
             handed: Whether the gradients of what other parts handed to them are looked at.
             remade: Gets the gradients of the weights, by the identity of these.
@@ -291,7 +291,7 @@ class Replays:
                     watcher = self._run(
                         root, reading, result, kept, interrupts,
                         whole=root is state.root and state.in_step, together=together,
-                        ending=ending, handed=handed, mender=mender,
+                        ending=ending, handed=handed, runner=runner,
                     )  # fmt: skip
                     if not result.sinks:
                         result.records, result.sinks = watcher.records, watcher.sinks
@@ -343,7 +343,7 @@ class Replays:
     def _run(
         self, root: RootCall, reading: Reading, result: Replay, kept: Kept,
         interrupts: Interrupts, *, whole: bool, together: bool, ending: bool, handed: bool,
-        mender: Mender | None,
+        runner: FixRunner | None,
     ) -> Watcher:  # fmt: skip
         root = replace(root, args=_cut(root.args), kwargs=_cut(root.kwargs))
         if not root.random.is_now():
@@ -354,9 +354,9 @@ class Replays:
             result.notes += [STATE_MISSED(what=what) for what in root.began.put_back()]
         watcher = Watcher(self.scene.outside(root))
         watcher.originals = {}
-        watcher.mender = mender
+        watcher.runner = runner
         saving = collecting.get()
-        if not together and mender is None:
+        if not together and runner is None:
             watcher.stop = functools.partial(_matches, reading, watcher)
         watcher.within, watcher.called = Replays._run.__code__, root.source()
         with ExitStack() as stack:
@@ -401,9 +401,9 @@ class Replays:
                     watcher.sinks.append(watcher.taken)
         if not any(sink.phase == reading.phase for sink in watcher.sinks):
             self.scene.gradients(watcher)
-        if mender is not None:
+        if runner is not None:
             grads = [p.grad for _, p in self._models.parameters() if p.grad is not None]
-            mender.gradient_norm = norm_of(grads)
+            runner.gradient_norm = norm_of(grads)
         blind = watcher.outside.get(-1)
         if blind is not None:
             result.notes.append(OPERATION_BLIND(what="one operation", error=blind[1]))

@@ -88,8 +88,8 @@ class Seam:
             if leaf is not None and self.leaf is not None:
                 self.leaf(leaf)
             self._handles.append(node.register_prehook(functools.partial(_incoming, watcher)))
-            if watcher.mender is not None:
-                behind = watcher.mender.stand_behind(node, watcher)
+            if watcher.runner is not None:
+                behind = watcher.runner.stand_behind(node, watcher)
                 self._handles += [] if behind is None else [behind]
             for following, _ in node.next_functions:
                 if following is not None:

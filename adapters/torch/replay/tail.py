@@ -37,7 +37,7 @@ from anynan.torch.private import (
     writes,
 )
 from anynan.torch.read.probes import nonfinite
-from anynan.torch.replay.mender import Mender, norm_of
+from anynan.torch.replay.fix_runner import FixRunner, norm_of
 from anynan.torch.replay.scene import arrived
 from anynan.torch.replay.seams import Seam
 from anynan.torch.replay.watcher import Watcher
@@ -339,12 +339,12 @@ class Tails:
 
     def _again(
         self, reading: Reading, found: Pass, extent: Extent, *, prior: Replay | None = None,
-        mender: Mender | None = None, remade: dict[int, torch.Tensor] | None = None,
+        runner: FixRunner | None = None, remade: dict[int, torch.Tensor] | None = None,
     ) -> Replay | None:  # fmt: skip
         tail = Tail(found.noted(), found.roots, self._named, dict(remade or {}))
         gradients = found.gradients if extent == "gradients" else None
-        replay = _again(tail, gradients, mender, prior, reading.phase)
-        if mender is None and replay is not None:
+        replay = _again(tail, gradients, runner, prior, reading.phase)
+        if runner is None and replay is not None:
             if not any(x.phase == reading.phase for x in replay.sinks):
                 return None
             if not replay.records and not any(sink.parents for sink in replay.sinks):
@@ -360,13 +360,13 @@ class Tails:
         if self._last is None or self._last[0] != _key(reading):
             raise LookupError
         _, found, extent = self._last
-        mender = Mender(repairs)
-        replay = self._again(reading, found, extent, mender=mender)
-        if replay is None or replay.notes or not mender.whole:
+        runner = FixRunner(repairs)
+        replay = self._again(reading, found, extent, runner=runner)
+        if replay is None or replay.notes or not runner.whole:
             return None
         alone = extent != "gradient" and all(x.numel() == 1 for x in found.living())
         extent = "forward" if extent == "loss" and not alone else extent
-        return Attempt(replay, extent, mender.bad, mender.loss if alone else None)
+        return Attempt(replay, extent, runner.bad, runner.loss if alone else None)
 
     def _named(self, x: torch.Tensor) -> tuple[External, str] | None:
         name = next((name for name, p in self._weights() if p is x), None)
@@ -380,7 +380,7 @@ def _key(reading: Reading) -> tuple[int, int, str]:
 
 
 def _again(
-    tail: Tail, gradients: list[Any] | None, mender: Mender | None, prior: Replay | None,
+    tail: Tail, gradients: list[Any] | None, runner: FixRunner | None, prior: Replay | None,
     phase: Phase,
 ) -> Replay | None:  # fmt: skip
     if tail.empty:
@@ -389,7 +389,7 @@ def _again(
     if prior is not None:
         watcher.records = list(prior.records)
         watcher.before = tuple({i for sink in prior.sinks for i in sink.parents})
-    watcher.mender = mender
+    watcher.runner = runner
     watcher.within = _run.__code__
     random, replay = RandomState.now(), Replay()
     hooks = take_saved_tensors_hooks()
@@ -427,9 +427,9 @@ def _run(tail: Tail, watcher: TailWatcher, gradients: list[Any] | None, phase: P
         if not pairs:
             return False
         torch.autograd.backward([x for x, _ in pairs], [g for _, g in pairs])
-        if watcher.mender is not None:
+        if watcher.runner is not None:
             found = [x.grad for _, _, x in tail.outside if x.grad is not None]
-            watcher.mender.gradient_norm = norm_of(found)
+            watcher.runner.gradient_norm = norm_of(found)
     return True
 
 

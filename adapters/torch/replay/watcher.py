@@ -30,7 +30,7 @@ from anynan.torch.private import sequence as _sequence
 from anynan.torch.private import task as _task
 from anynan.torch.read.probes import local, plain, read_ends, readable
 from anynan.torch.replay import collectives, operands
-from anynan.torch.replay.mender import Mender
+from anynan.torch.replay.fix_runner import FixRunner
 from anynan.torch.replay.names import canonical, node_name
 from anynan.torch.replay.saving import Catcher
 
@@ -178,7 +178,7 @@ class Watcher(DispatchMode):
         self.passed: list[CheckedPoint] = []
         self._thread = threading.get_ident()
         # Set where operations are repaired.
-        self.mender: Mender | None = None
+        self.runner: FixRunner | None = None
         # Set in a second run for a bundle.
         self.catcher: Catcher | None = None
         # Backward passes of this run: the engine may run them in threads of its own.
@@ -228,7 +228,7 @@ class Watcher(DispatchMode):
         except Exception:
             self._took(shape.name, args, kwargs, ())
             raise
-        if self.mender is not None and shape.name in self.mender.names:
+        if self.runner is not None and shape.name in self.runner.names:
             out = self._mend(func, shape, args, kwargs, out, written, before, seq, backward)
         try:
             self._look(func, shape, args, kwargs, out, written, before, seq, backward)
@@ -244,13 +244,13 @@ class Watcher(DispatchMode):
         frame = _caller() if backward else None
         if backward and (frame is None or frame.f_code.co_name == "_engine_run_backward"):
             return out
-        assert self.mender is not None
-        found = self.mender.of(shape.name, self.line(frame), self.place()[0])
+        assert self.runner is not None
+        found = self.runner.of(shape.name, self.line(frame), self.place()[0])
         if not found:
             return out
         arguments = operands.plain_arguments(shape.argument_names, args, kwargs)
         number = seq if self._makes_node(seq) else None
-        return self.mender.mend(found, func, arguments, out, written, before, number)
+        return self.runner.mend(found, func, arguments, out, written, before, number)
 
     def _preserve(self, x: torch.Tensor, originals: dict[int, Any]) -> None:
         """Copy one of the user's own tensors before it is overwritten."""
@@ -568,8 +568,8 @@ class Watcher(DispatchMode):
             if ends is not None and call is not None:
                 self.passed.append(CheckedPoint(layer, phase, label, call, *ends))
             if ends is None or (math.isfinite(ends[0]) and math.isfinite(ends[1])):
-                if self.mender is not None and phase == "loss" and ends is not None:
-                    self.mender.losses.append(ends[0])
+                if self.runner is not None and phase == "loss" and ends is not None:
+                    self.runner.losses.append(ends[0])
                 return
             kind = operands.light(x).kind or "nan"
             parents = self.parents(x)

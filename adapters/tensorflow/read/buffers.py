@@ -24,7 +24,7 @@ class Block:
     """Hold the rows that one write fills.
 
     Attributes:
-        start: The first row on the board.
+        start: The first row on the buffer.
         points: What each row reads, in execution order.
         order: All of them, and what only a replay looks at.
         backward: True for what a gradient call wrote.
@@ -44,7 +44,7 @@ class Block:
 
 @dataclass
 class Part:
-    """Hold some of a board's rows.
+    """Hold some of a buffer's rows.
 
     Attributes:
         rows: The variable that is written and read.
@@ -57,7 +57,7 @@ class Part:
     blocks: list[Block] = field(default_factory=list)
 
 
-class Board:
+class DeviceBuffer:
     """Hand out rows, write them inside of graphs, read them outside."""
 
     def __init__(self, count: int, *, grows: bool) -> None:
@@ -127,8 +127,8 @@ def _where(block: Block) -> slice:
     return slice(block.start, block.start + len(block.points))
 
 
-class Boards:
-    """Hold a board for each replica.
+class DeviceBuffers:
+    """Hold a buffer for each replica.
 
     Args:
         count: Rows that one trace of everything takes.
@@ -141,14 +141,14 @@ class Boards:
         self._lock = threading.RLock()
         self.alone = replicas == 1
         if self.alone:
-            self.held = [Board(count, grows=True)]
+            self.held = [DeviceBuffer(count, grows=True)]
         else:
-            self.held = [Board(ROOM * count, grows=False) for _ in range(replicas)]
+            self.held = [DeviceBuffer(ROOM * count, grows=False) for _ in range(replicas)]
 
     def ready(self) -> None:
         """Have rows before a function is traced."""
-        for board in self.held:
-            board.ready()
+        for buffer in self.held:
+            buffer.ready()
 
     def look(self, tensors: list[Any], *, xla: bool) -> Any:
         """Read tensors in a graph; under XLA how large they are only where that is asked for."""
@@ -159,17 +159,17 @@ class Boards:
     def write(self, frame: Frame, *, backward: bool) -> Block | None:
         """Write what a frame collected into its graph; None if there is no room."""
         with self._lock:
-            board = self.held[replica()]
-            block = board.open(frame.points, frame.order, backward=backward)
+            buffer = self.held[replica()]
+            block = buffer.open(frame.points, frame.order, backward=backward)
         if block is not None:
             with tf.name_scope(SCOPE):
                 frame.rows = self.look(frame.tensors, xla=frame.xla)
-                board.write(block, frame.rows)
+                buffer.write(block, frame.rows)
         return block
 
     def read(self) -> list[tuple[Block, Any]]:
         """Bring what was written to the host, and join what replicas read of the same tensors."""
-        first, *others = [board.read() for board in self.held]
+        first, *others = [buffer.read() for buffer in self.held]
         for other in others:
             if len(other) != len(first):
                 return [*first, *(item for rest in others for item in rest)]

@@ -46,7 +46,7 @@ class _Repaired:
     repairs: list[Repair]
 
 
-class Mender(BaseFixRunner):
+class FixRunner(BaseFixRunner):
     """Put repaired operations in the place of those that made bad values.
 
     It works below autograd, as the watcher does, and so meets what composite functions run. The

@@ -47,7 +47,7 @@ class _Namespace(repairs.Namespace):
 _WORDS = _Namespace(tf)
 
 
-class Mender(BaseFixRunner):
+class FixRunner(BaseFixRunner):
     """Put repaired operations in the place of those that made bad values.
 
     Args:
@@ -99,7 +99,7 @@ class Mender(BaseFixRunner):
         if not found:
             return made
         self._busy = True
-        new = self.made(found, lambda: self._mended(node, list(results), given, found))
+        new = self.made(found, lambda: self._fixed(node, list(results), given, found))
         self._busy = False
         if new is None:
             return made
@@ -119,7 +119,7 @@ class Mender(BaseFixRunner):
         name, source = names.operation(node.type), lines.source(trace.traceback(node))
         return self.of(name, source, trace.running)
 
-    def _mended(
+    def _fixed(
         self, node: Any, results: list[Any], given: dict[str, Any], found: list[Repair]
     ) -> list[Any]:
         """Make what stands in the place of a node's results."""

@@ -13,14 +13,14 @@ from anynan._diagnosis.rules import repair as repairs
 from anynan._diagnosis.rules.repair import Repair, RepairError
 from anynan.jax.graphs import names
 from anynan.jax.graphs.bodies import JITS, bodies
-from anynan.jax.graphs.stacks import MENDED
+from anynan.jax.graphs.stacks import FIXED
 
 # What a jitted function of JAX's does to operands beside its one operation.
 _FORMS = ("convert_element_type", "broadcast_in_dim", "reshape", "copy", "copy_p")
 _WORDS = repairs.Namespace(jnp)
 
 
-class Mended:
+class FixedOp:
     """Stand for one operation.
 
     Args:
@@ -56,7 +56,7 @@ class Mended:
         Raises:
             RepairError: If what comes out has not the form of what the operation gives.
         """
-        with jax.named_scope(MENDED):
+        with jax.named_scope(FIXED):
             new = repairs.around(found, self._own, self._expression, self._filled)()
         shapes, form = jax.tree.flatten(self._shape)
         made = [_like(x, shape) for x, shape in zip(jax.tree.leaves(new), shapes, strict=True)]
@@ -98,14 +98,14 @@ class Mended:
             )  # what came in bad is another fault's
             return tuple(jnp.where(clean, _fill(x), x) for x in slope(incoming))
 
-        mended: Any = jax.custom_vjp(made)
-        mended.defvjp(ahead, back)
-        return mended(*floats)
+        fixed: Any = jax.custom_vjp(made)
+        fixed.defvjp(ahead, back)
+        return fixed(*floats)
 
 
 def of_primitive(
     primitive: Any, real: Callable[..., Any], args: Sequence[Any], params: dict[str, Any]
-) -> Mended:
+) -> FixedOp:
     """Stand for what is bound: a primitive, or a jitted function of JAX's.
 
     Args:
@@ -124,10 +124,10 @@ def of_primitive(
     if counts:
         described["correction"] = counts[0]
     numbers = {"exponent": given["y"]} if name == "integer_pow" else {}
-    return Mended(lambda *new: real(*new, **params), args, operands, described, numbers)
+    return FixedOp(lambda *new: real(*new, **params), args, operands, described, numbers)
 
 
-def of_call(run: Callable[..., Any], given: inspect.BoundArguments, *, numbers: bool) -> Mended:
+def of_call(run: Callable[..., Any], given: inspect.BoundArguments, *, numbers: bool) -> FixedOp:
     """Stand for a call of a function of JAX's.
 
     Args:
@@ -150,7 +150,7 @@ def of_call(run: Callable[..., Any], given: inspect.BoundArguments, *, numbers: 
     operands = {names.operand("", k, len(floats)): i for k, i in enumerate(floats)}
     axis = known.get("axis")
     described = {"dim": list(axis) if isinstance(axis, tuple) else axis} if "axis" in known else {}
-    return Mended(again, args, operands, described)
+    return FixedOp(again, args, operands, described)
 
 
 def word_of(primitive: Any, params: dict[str, Any]) -> str | None:

@@ -24,12 +24,12 @@ from anynan._base.sources import is_library
 from anynan._diagnosis.rules.repair import BaseFixRunner, Repair, RepairError
 from anynan.jax.graphs import lines, names
 from anynan.jax.graphs.bodies import CUSTOM, JITS
-from anynan.jax.graphs.stacks import MENDED
+from anynan.jax.graphs.stacks import FIXED
 from anynan.jax.graphs.versions import context
-from anynan.jax.replay.mended import Mended, of_call, of_primitive, word_of
+from anynan.jax.replay.fixed import FixedOp, of_call, of_primitive, word_of
 
 
-class Tally:
+class OpCounter:
     """Hold what a function binds, in order.
 
     Args:
@@ -58,7 +58,7 @@ class Tally:
         return out
 
 
-class Whole:
+class CompositeCall:
     """Stand for one call of such a function.
 
     Args:
@@ -67,7 +67,7 @@ class Whole:
 
     Attributes:
         passed: Whether a part of it is the whole operation.
-        mended: What stands in its place.
+        fixed: What stands in its place.
         shapes: The form of what each part gives.
         position: How many parts were bound.
 
@@ -77,7 +77,7 @@ class Whole:
     """
 
     def __init__(
-        self, frame: FrameType, counts: Callable[[str, Callable[..., Any], list[Any]], Tally]
+        self, frame: FrameType, counts: Callable[[str, Callable[..., Any], list[Any]], OpCounter]
     ) -> None:
         code = frame.f_code
         if code.co_freevars or code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS):
@@ -86,8 +86,8 @@ class Whole:
         known = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
         given = inspect.signature(fn).bind_partial()
         given.arguments.update({name: frame.f_locals[name] for name in known})
-        self.mended: Mended = of_call(fn, given, numbers=False)
-        tally = counts(names.function((code.co_name,)) or "", *self.mended.itself)
+        self.fixed: FixedOp = of_call(fn, given, numbers=False)
+        tally = counts(names.function((code.co_name,)) or "", *self.fixed.itself)
         self.passed, self.position = tally.passed, 0
         if not (tally.ends or tally.passed):
             raise RepairError(code.co_name)
@@ -100,7 +100,7 @@ class Whole:
 
     def blank(self, primitive: Any) -> Any:
         """Give a part's results, of which nothing is used: zeros."""
-        with jax.named_scope(MENDED):
+        with jax.named_scope(FIXED):
             made = [jnp.zeros(*form) for form in self.shapes[self.position - 1]]
         return made if primitive.multiple_results else made[0]
 
@@ -112,7 +112,7 @@ _AGAIN = frozenset({"bind", "_true_bind", "bind_with_trace", "eval_jaxpr"})
 _TRACES = re.compile("_*trace_(to|for)_")
 
 
-class Mender(BaseFixRunner):
+class FixRunner(BaseFixRunner):
     """Put repaired operations in the place of those that made bad values.
 
     Args:
@@ -121,8 +121,8 @@ class Mender(BaseFixRunner):
 
     def __init__(self, repairs: Sequence[Repair]) -> None:
         super().__init__(repairs)
-        self._wholes: dict[FrameType, Whole] = {}
-        self._tally: Tally | None = None
+        self._wholes: dict[FrameType, CompositeCall] = {}
+        self._tally: OpCounter | None = None
         self._busy = False
         self._thread = get_ident()
 
@@ -163,7 +163,7 @@ class Mender(BaseFixRunner):
                 return real(*args, **params)
             if frame is None:
                 make = functools.partial(of_primitive, primitive, real, args, params)
-                return self._mended(found, make, lambda: real(*args, **params))
+                return self._fixed(found, make, lambda: real(*args, **params))
             return self._in_a_whole(found, frame, primitive, lambda: real(*args, **params))
 
         return bind
@@ -184,11 +184,11 @@ class Mender(BaseFixRunner):
                 given = inspect.signature(function).bind(*args, **kwargs)
                 return of_call(run, given, numbers=True)
 
-            return self._mended(found, make, lambda: run(*args, **kwargs))
+            return self._fixed(found, make, lambda: run(*args, **kwargs))
 
         return bind
 
-    def _mended(self, found: list[Repair], make: Callable[[], Any], real: Callable[[], Any]) -> Any:
+    def _fixed(self, found: list[Repair], make: Callable[[], Any], real: Callable[[], Any]) -> Any:
         """Run an operation repaired; as it is where that cannot be."""
 
         def run() -> Any:
@@ -214,7 +214,7 @@ class Mender(BaseFixRunner):
         whole = self._wholes.get(frame)
         if whole is None:
             with self._aside():
-                whole = self.made((), lambda: Whole(frame, self._counts))
+                whole = self.made((), lambda: CompositeCall(frame, self._counts))
             if whole is None:
                 return real()
             self._wholes[frame] = whole
@@ -229,14 +229,14 @@ class Mender(BaseFixRunner):
         if whole.open:
             with self._aside():
                 return whole.blank(primitive)
-        new = self._mended(found, lambda: whole.mended, lambda: None)
+        new = self._fixed(found, lambda: whole.fixed, lambda: None)
         if new is None:
             return real()
         return [new] if primitive.multiple_results else new
 
-    def _counts(self, name: str, run: Callable[..., Any], args: list[Any]) -> Tally:
+    def _counts(self, name: str, run: Callable[..., Any], args: list[Any]) -> OpCounter:
         """Run a function of JAX's to see what it binds."""
-        tally = self._tally = Tally(name)
+        tally = self._tally = OpCounter(name)
         try:
             with context()(object()):
                 jax.eval_shape(functools.partial(tally.of, run), *args)
@@ -253,7 +253,7 @@ class Mender(BaseFixRunner):
             self._tally = tally
         assert tally is not None
         frame: FrameType | None = sys._getframe(2)
-        while frame is not None and frame.f_code is not Tally.of.__code__:
+        while frame is not None and frame.f_code is not OpCounter.of.__code__:
             if _TRACES.match(frame.f_code.co_name):  # a jitted function is traced, and bound then
                 return made
             frame = frame.f_back
