@@ -11,7 +11,6 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
 from anynan._base.patches import owner_of
-from anynan._base.summary import Summary
 from anynan._diagnosis.evidence import BadParameter, ReplayError
 from anynan._diagnosis.lineage import Replay
 from anynan._diagnosis.rules.repair import Repair
@@ -64,6 +63,7 @@ class KerasSession(Named):
     """Watch a Keras model: each of its ways to run is a part with programs of its own."""
 
     backend = "jax"
+    probes = probes
 
     def __init__(self, model: Any, tracker: Tracked) -> None:
         super().__init__(model, tracker)
@@ -170,10 +170,6 @@ class KerasSession(Named):
         part = self._judged()
         return None if part is None else part.rise()
 
-    def measure(self, value: Any) -> Summary:
-        """Summarise an array."""
-        return probes.measure(value)
-
     def bad_parameters(self) -> list[BadParameter]:
         """List the weights that are bad now, or that the step that is judged made bad."""
         part = self._judged()
@@ -195,10 +191,6 @@ class KerasSession(Named):
             return part.is_bad(item)
         found = (x._value for name, _, x, _ in self.weights if name == item.name)
         return any(x is not None and probes.checkable(x) and int(_code(x)) for x in found)
-
-    def bad_rows(self, value: Any) -> tuple[int, ...]:
-        """List the rows of a batch that hold bad values."""
-        return probes.bad_rows(value)
 
     def loss_scale(self) -> float | None:
         """Give the loss scale in force."""

@@ -35,14 +35,8 @@ def track(target: Any = ..., **options: Unpack[TrackOptions]) -> Any:
 
     Args:
         target: A Keras model, a ``tf.Module`` or a function; leave it out to decorate.
-        **options: ``policy``, ``action`` (``"raise"``, ``"warn"``, ``"record"``, ``"skip"`` or a
-            function of the Event), ``save`` (a folder for a bundle of the
-            first bad event), ``layers`` and ``exclude`` (globs or predicates),
-            ``backward`` (True), ``replay`` (True), ``history`` (1000 steps), ``patience`` (0),
-            ``parameters`` (False; True reads every weight after each step that took gradients),
-            ``updates`` (n: in one step of n, how far the update moves the weights),
-            ``level`` (``"step"``, ``"layer"``, or ``"operation"``, which runs every step a second
-            time) and ``stats`` (``"absmax"``, ``"min"``, ``"max"``).
+        **options: See ``anynan.options.TrackOptions``; of ``stats`` there are ``"absmax"``,
+            ``"min"`` and ``"max"``, and ``level="operation"`` runs every step a second time.
 
     Returns:
         A Tracker, or a decorator that makes one.

@@ -57,9 +57,11 @@ class BaseAdapter:
         tracker: What the user holds.
         in_order: Whether gradients are read in the order in which they are made.
         sees_training: Whether what trains can be told from what does not.
+        probes: Has ``measure`` and ``bad_rows`` for the framework's arrays: a module.
     """
 
     backend: str
+    probes: Any = None
     in_order = False
     sees_training = True
 
@@ -192,7 +194,8 @@ class BaseAdapter:
 
     def measure(self, value: Any) -> Summary:
         """Summarise one of the framework's arrays."""
-        raise NotImplementedError
+        summary: Summary = self.probes.measure(value)
+        return summary
 
     def memory(self, value: Any) -> Callable[[Any], bool] | None:
         """Give what tells whether another array lies in this one's memory; it keeps neither.
@@ -205,9 +208,9 @@ class BaseAdapter:
             return None
         return lambda other: other is ref()
 
-    def bad_rows(self, value: Any) -> tuple[int, ...]:  # noqa: ARG002
+    def bad_rows(self, value: Any) -> tuple[int, ...]:
         """List the rows of a bad input batch that are bad."""
-        return ()
+        return () if self.probes is None else tuple(self.probes.bad_rows(value))
 
     def bad_parameters(self) -> list[BadParameter]:
         """List the weights and buffers that hold bad values.

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from anynan._arrays.arguments import positional
-from anynan._base.summary import Summary
 from anynan._diagnosis.evidence import BadParameter
 from anynan._diagnosis.lineage import Replay
 from anynan._diagnosis.rules.repair import Repair
@@ -181,6 +180,7 @@ class Session(BaseAdapter):
     """Watch one function for one tracker."""
 
     backend = "jax"
+    probes = probes
 
     def __init__(
         self,
@@ -344,8 +344,12 @@ class Session(BaseAdapter):
             kept.after(outs)
             ran.moved = kept
         if self.options.replay and not self.light:
-            bare, *rest = replace(form.flat, arrays=[]), self.settings, form.objects, form.inner
-            ran.traced = fn, lambda x: Program(form.fn, replace(bare, arrays=x), *rest)
+            made, objects, inner = form.fn, form.objects, form.inner
+            bare = replace(form.flat, arrays=[])
+            ran.traced = (
+                fn,
+                lambda x: Program(made, replace(bare, arrays=x), self.settings, objects, inner),
+            )
         return ran
 
     def again(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -472,10 +476,6 @@ class Session(BaseAdapter):
         step = self.settlement.step
         return None if step is None or not step.watch.donated else KEPT
 
-    def measure(self, value: Any) -> Summary:
-        """Summarise an array."""
-        return probes.measure(value)
-
     def bad_parameters(self) -> list[BadParameter]:
         """List the weights that are bad, before the step or after it."""
         return self.settlement.bad_parameters()
@@ -483,10 +483,6 @@ class Session(BaseAdapter):
     def is_bad(self, item: BadParameter) -> bool:
         """Look at one weight or buffer."""
         return self.settlement.is_bad(item)
-
-    def bad_rows(self, value: Any) -> tuple[int, ...]:
-        """List the rows of a batch that hold bad values."""
-        return probes.bad_rows(value)
 
     def rank(self) -> int | None:
         """Give the process in a run over several."""

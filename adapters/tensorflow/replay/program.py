@@ -57,7 +57,7 @@ class Answers:
 
         def run(*args: Any, **kwargs: Any) -> Any:
             self._graph, self.taken, self.notes = here(), None, []
-            pairs = zip(_flat((args, kwargs)), _flat(self._given), strict=True)
+            pairs = zip(_leaves_of((args, kwargs)), _leaves_of(self._given), strict=True)
             self._inputs = [(p, x) for p, x in pairs if isinstance(p, tf.Tensor)]
             try:
                 return fn(*args, **kwargs)
@@ -105,7 +105,7 @@ class Answers:
             return self._ask(self._graph, self._inputs, x)
 
 
-def _flat(value: Any) -> list[Any]:
+def _leaves_of(value: Any) -> list[Any]:
     return list(tf.nest.flatten(value, expand_composites=True))
 
 

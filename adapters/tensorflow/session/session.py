@@ -9,7 +9,6 @@ from typing import Any
 import tensorflow as tf
 
 from anynan._base.imports import when_imported
-from anynan._base.summary import Summary
 from anynan._diagnosis.evidence import BadParameter, ReplayError
 from anynan._diagnosis.lineage import Replay
 from anynan._diagnosis.rules.repair import Repair
@@ -46,6 +45,7 @@ class Session(BaseAdapter):
     """
 
     backend = "tensorflow"
+    probes = probes
     runs_alone = False  # what a step gives back is read only where it took gradients
 
     def __init__(
@@ -239,10 +239,6 @@ class Session(BaseAdapter):
         found.loss = found.gradient_norm = None  # they are not the program's own numbers
         return found
 
-    def measure(self, value: Any) -> Summary:
-        """Summarise a tensor."""
-        return probes.measure(value)
-
     def bad_parameters(self) -> list[BadParameter]:
         """List the weights and buffers that are bad now."""
         return self.updates.bad_parameters()
@@ -250,10 +246,6 @@ class Session(BaseAdapter):
     def is_bad(self, item: BadParameter) -> bool:
         """Look at one weight or buffer."""
         return self.updates.is_bad(item.name)
-
-    def bad_rows(self, value: Any) -> tuple[int, ...]:
-        """List the rows of a batch that hold bad values."""
-        return probes.bad_rows(value)
 
     def loss_scale(self) -> float | None:
         """Give the loss scale in force."""

@@ -28,10 +28,10 @@ from anynan.torch.call import noted
 from anynan.torch.call.noted import Notes, Pass
 from anynan.torch.messages import GONE
 from anynan.torch.private import foreach_norm
+from anynan.torch.read import probes
 from anynan.torch.read.probes import (
     DTYPE_MAX,
     DTYPE_NAME,
-    bad_rows,
     measure,
     nonfinite,
     read_ends,
@@ -53,6 +53,7 @@ class Program(BaseAdapter):
     """Read the losses and gradients of backward passes that no watched model has a part in."""
 
     backend = "torch"
+    probes = probes
 
     def __init__(self, tracker: Tracked) -> None:
         super().__init__(tracker)
@@ -91,17 +92,9 @@ class Program(BaseAdapter):
         """Compute it once more with operations repaired."""
         return self.tails.attempt(reading, repairs)
 
-    def measure(self, value: Any) -> Summary:
-        """Summarise a tensor."""
-        return measure(value)
-
     def memory(self, value: Any) -> Callable[[Any], bool] | None:
         """Tell whether another tensor is of the same storage."""
         return same_memory(value)
-
-    def bad_rows(self, value: Any) -> tuple[int, ...]:
-        """List the rows that hold bad values."""
-        return bad_rows(value)
 
     # Steps.
 

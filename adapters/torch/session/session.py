@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from anynan._base.interrupts import whole
-from anynan._base.summary import Summary
 from anynan._bundle.collector import Collector
 from anynan._diagnosis.evidence import BadParameter, ReplayError
 from anynan._diagnosis.lineage import Replay
@@ -25,7 +24,8 @@ from anynan.torch.call.threads import Threads
 from anynan.torch.distributed.ranks import Ranks
 from anynan.torch.graphs.graphs import Graphs
 from anynan.torch.messages import MODEL_GONE
-from anynan.torch.read.probes import DTYPE_MAX, DTYPE_NAME, bad_rows, measure, same_memory
+from anynan.torch.read import probes
+from anynan.torch.read.probes import DTYPE_MAX, DTYPE_NAME, same_memory
 from anynan.torch.replay.operations import Operations
 from anynan.torch.replay.replay import Replays
 from anynan.torch.replay.saving import host
@@ -46,6 +46,7 @@ class Session(BaseAdapter):
     """
 
     backend = "torch"
+    probes = probes
     in_order = True
     updates_type: type[Updates] = Updates
 
@@ -238,17 +239,9 @@ class Session(BaseAdapter):
         """Look at one weight or buffer."""
         return self.weights.is_bad(item.name)
 
-    def measure(self, value: Any) -> Summary:
-        """Summarise a tensor."""
-        return measure(value)
-
     def memory(self, value: Any) -> Callable[[Any], bool] | None:
         """Tell whether another tensor is of the same storage: detached, a view."""
         return same_memory(value)
-
-    def bad_rows(self, value: Any) -> tuple[int, ...]:
-        """List the rows of a batch that hold bad values."""
-        return bad_rows(value)
 
     def loss_scale(self) -> float | None:
         """Give the scale of a gradient scaler that is in use."""
