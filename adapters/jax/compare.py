@@ -1,13 +1,15 @@
 """One side of a comparison: evaluate a function's jaxpr, and keep what leaves its layers."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from anynan._compare.captures import (
     Array,
@@ -20,18 +22,217 @@ from anynan._compare.captures import (
     Wish,
     cotangent,
 )
-from anynan.jax.graphs.bodies import rounds_of
+from anynan.jax.graphs.bodies import JITS, backwards, bodies, rounds_of
 from anynan.jax.graphs.calls import Calls, Turn, scans, turns
-from anynan.jax.graphs.choices import Chooser, choosers, gates
 from anynan.jax.graphs.graph import Graph, Node
 from anynan.jax.graphs.layers import Layers
 from anynan.jax.graphs.lines import call_site, source
 from anynan.jax.graphs.names import FUNCTIONS, PRIMITIVES
-from anynan.jax.graphs.versions import wide_numbers
+from anynan.jax.graphs.versions import dropped, rebind, wide_numbers
 from anynan.jax.program.scopes import named
 from anynan.jax.program.trace import under_way
-from anynan.jax.program.values import Values
 from anynan.jax.read.probes import checkable
+from anynan.jax.read.readings import Path
+
+# Primitives whose result jumps where their operand moves by a rounding unit; which of their
+# results tells the choice. A sort tells it by what it moves along with its keys.
+CHOOSING = {"top_k": ("topk", 1), "argmax": ("argmax", 0), "argmin": ("argmin", 0)}
+# The functions of jax.random that are compiled apart, whole operations to their users.
+_DRAWING = {
+    "_bernoulli": "bernoulli", "_categorical": "categorical", "_exponential": "exponential",
+    "_gumbel": "gumbel", "_normal": "normal", "_normal_real": "normal", "_poisson": "poisson",
+    "_randint": "randint", "_shuffle": "permutation", "_truncated_normal": "truncated_normal",
+    "_uniform": "uniform", "_gamma": "gamma", "_beta": "beta", "_laplace": "laplace",
+}  # fmt: skip
+_COMPARING = frozenset({"gt", "lt", "ge", "le", "eq", "ne", "sign"})
+
+
+@dataclass(frozen=True, slots=True)
+class Chooser:
+    """Hold one discrete operation.
+
+    Attributes:
+        eqn: Its equation.
+        path: Path of the equation.
+        name: What it does, in the field's word.
+        loops: How many loops are around it.
+        node: Its first operation.
+        drawn: Whether it draws random numbers.
+    """
+
+    eqn: Any
+    path: Path
+    name: str
+    loops: int
+    node: Node
+    drawn: bool = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Give the shape of what it chooses in one turn of the loops around it."""
+        eqn = self.eqn
+        at = CHOOSING[eqn.primitive.name][1] if eqn.primitive.name in CHOOSING else 0
+        return tuple(eqn.outvars[at].aval.shape)
+
+
+def choosers(graph: Graph) -> list[Chooser]:
+    """List the discrete operations of the forward pass, in the order of the program's text."""
+    found: dict[Path, Chooser] = {}
+    for node in graph.nodes:
+        if node.backward or node.after:
+            continue
+        drawn, own = _draw(node), (*node.path, node.order[-1])
+        if drawn is not None:
+            found.setdefault(drawn[1], Chooser(*drawn, node, drawn=True))
+            continue
+        name = CHOOSING[node.name][0] if node.name in CHOOSING else node.name
+        sorts = name == "sort" and len(node.ins) > node.eqn.params.get("num_keys", 1)
+        if (sorts or node.name in CHOOSING) and checkable(graph.values[node.ins[0]].aval):
+            found[own] = Chooser(node.eqn, own, name, node.loops, node)
+    return list(found.values())
+
+
+def gates(graph: Graph) -> Iterator[Node]:
+    """Walk the comparisons of arrays, on which side of a limit each element lies."""
+    for node in graph.nodes:
+        if node.name not in _COMPARING or node.outs[0] is None or _draw(node) is not None:
+            continue
+        if graph.values[node.outs[0]].aval.shape and checkable(graph.values[node.ins[0]].aval):
+            yield node
+
+
+def _draw(node: Node) -> tuple[Any, Path, str, int] | None:
+    """Find the outermost draw that an operation is part of: equation, path, name, loops."""
+    at = loops = 0
+    for eqn in node.chain:
+        at += 1
+        name: Any = eqn.params.get("name")
+        if eqn.primitive.name in JITS and name in _DRAWING:
+            return eqn, node.path[:at], _DRAWING[name], loops
+        at += eqn.primitive.name == "cond"
+        loops += eqn.primitive.name in ("scan", "while")
+    if node.name == "random_bits":
+        return node.eqn, (*node.path, node.order[-1]), "random", loops
+    return None
+
+
+ValueKey = tuple[Path, Any]
+
+
+class Values:
+    """Take values of one jaxpr.
+
+    Attributes:
+        places: Path and variable of each value that is wanted, and its number.
+        choosers: Path of each discrete operation whose choice is wanted, and its number.
+    """
+
+    def __init__(
+        self, jaxpr: Any, places: Mapping[ValueKey, int], choosers: Mapping[Path, int]
+    ) -> None:
+        self.jaxpr, self.places, self.choosers = jaxpr, places, choosers
+        points = [*(path for path, _ in places), *(path[:-1] for path in choosers)]
+        self._inside = {path[:i] for path in points for i in range(len(path) + 1)}
+
+    def __call__(
+        self, consts: Any, args: Any, held: Mapping[int, Any]
+    ) -> tuple[dict[int, Any], dict[int, Any]]:
+        """Evaluate.
+
+        Args:
+            consts: Of the jaxpr.
+            args: Of the jaxpr.
+            held: What discrete operations shall choose, by number; of every turn.
+
+        Returns:
+            The values, and what the discrete operations would have chosen, by number.
+        """
+        _, found, chosen = self._walk(self.jaxpr, consts, args, (), held)
+        return found, chosen
+
+    def _walk(
+        self, jaxpr: Any, consts: Any, args: Any, path: Path, held: Mapping[int, Any]
+    ) -> tuple[list[Any], dict[int, Any], dict[int, Any]]:
+        env: dict[Any, Any] = {}
+        found: dict[int, Any] = {}
+        chosen: dict[int, Any] = {}
+
+        def write(var: Any, x: Any) -> None:
+            env[var] = x
+            if (path, var) in self.places:
+                found[self.places[path, var]] = x
+
+        def read(var: Any) -> Any:
+            return var.val if hasattr(var, "val") else env[var]
+
+        for var, x in zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True):
+            write(var, x)
+        for i, eqn in enumerate(jaxpr.eqns):
+            operands = [read(var) for var in eqn.invars]
+            point = (*path, i)
+            inner = bodies(eqn)
+            kind = inner[0].kind if inner else None
+            if point in self.choosers:
+                number = self.choosers[point]
+                outs, chosen[number] = _chosen(eqn, operands, held.get(number))
+            elif kind == "call":
+                body = inner[0]
+                outs, more, picks = self._walk(body.jaxpr, body.consts, operands, point, held)
+                found.update(more)
+                chosen.update(picks)
+            elif kind == "scan" and point in self._inside:
+                outs, more, picks = self._scan(eqn, inner[0], operands, point, held)
+                found.update(more)
+                chosen.update(picks)
+            else:
+                outs = rebind(eqn, operands)
+            for var, x in zip(eqn.outvars, outs, strict=True):
+                if not dropped(var):
+                    write(var, x)
+        return [read(var) for var in jaxpr.outvars], found, chosen
+
+    def _scan(
+        self, eqn: Any, body: Any, ins: list[Any], path: Path, held: Mapping[int, Any]
+    ) -> tuple[list[Any], dict[int, Any], dict[int, Any]]:
+        first, last = body.fixed, body.fixed + body.carried
+        mine = {
+            number: held[number]
+            for point, number in self.choosers.items()
+            if point[: len(path)] == path and number in held
+        }
+
+        def step(carry: Any, x: Any) -> Any:
+            xs, kept = x
+            args = [*ins[:first], *carry, *xs]
+            outs, found, chosen = self._walk(body.jaxpr, body.consts, args, path, kept)
+            return outs[: body.carried], (outs[body.carried :], found, chosen)
+
+        carry, (ys, found, chosen) = lax.scan(
+            step, ins[first:last], (ins[last:], mine),
+            length=rounds_of(eqn), reverse=backwards(eqn),
+        )  # fmt: skip
+        return [*carry, *ys], found, chosen
+
+
+def _chosen(eqn: Any, operands: list[Any], held: Any) -> tuple[list[Any], Any]:
+    """Run a discrete operation: its results with what it is held to, and its own choice."""
+    name = eqn.primitive.name
+    if name == "sort":
+        dimension = eqn.params["dimension"]
+        order = lax.broadcasted_iota(jnp.int32, operands[0].shape, dimension)
+        *outs, own = rebind(eqn, [*operands, order])
+        if held is not None:
+            outs = [jnp.take_along_axis(x, held, dimension) for x in operands]
+        return outs, own
+    outs = rebind(eqn, operands)
+    at = CHOOSING[name][1] if name in CHOOSING else 0
+    own = outs[at]
+    if held is not None:
+        outs[at] = held.astype(own.dtype)
+        if name == "top_k":
+            outs[0] = jnp.take_along_axis(operands[0], held, eqn.params.get("axis", -1))
+    return outs, own
+
 
 # Of every value of these the elements are there before.
 _QUIET = frozenset({"broadcast_in_dim", "convert_element_type", "copy", "iota", "reshape"})
