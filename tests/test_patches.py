@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from anynan._base.patches import Patches
+from anynan._base.patches import Patches, owner_of, through
 
 
 class Base:
@@ -100,3 +100,26 @@ def test_comes_back_after_an_exception() -> None:
         patches.change(Base, "run", louder)
         raise ValueError("stop")
     assert Base().run() == "base"
+
+
+def test_a_call_goes_through_every_link_and_the_last_one_is_outermost() -> None:
+    links: list[Any] = []
+
+    def link(word: str) -> Any:
+        def around(run: Any, owner: Base, *args: Any, **kwargs: Any) -> str:
+            assert isinstance(owner, Base)
+            return f"{word}({run(*args, **kwargs)})"
+
+        return around
+
+    with Patches() as patches:
+        patches.change(Base, "run", through(lambda: links))
+        assert Base().run() == "base"
+        links += [link("inner"), link("outer")]  # asked at each call
+        assert Base().run() == "outer(inner(base))"
+        assert Child().run() == "outer(inner(base))"
+    assert Base().run() == "base"
+
+
+def test_the_owner_of_a_method_is_the_class_that_defines_it() -> None:
+    assert owner_of(Child, "run") is Base

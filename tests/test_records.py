@@ -1,5 +1,7 @@
 """One builder makes the records of every backend, and survives what cannot be described."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -93,6 +95,28 @@ def test_run_again_in_a_wider_dtype(operand: float, wide: float | None) -> None:
     given = [Given("self", np.array([operand]))]
     made = Given("result", np.array([INF]))
     record = builder().describe(begun("exp"), made, given, wide=lambda _: 1e40)
+    assert record.wide == wide
+
+
+def _no_wider_form() -> Any:
+    raise TypeError("no kernel for float64")
+
+
+@pytest.mark.parametrize(
+    ("run", "wide"),
+    [
+        (lambda: np.array([-3e38, 9e38]), 9e38),  # what the operation gives, and not only a number
+        (lambda: np.array([1 + 1j]) * 2e38, pytest.approx(2e38 * 2**0.5)),
+        (lambda: np.array([1.0, INF]), None),
+        (lambda: np.array([0.0]), None),
+        (lambda: np.array([]), None),
+        (lambda: None, None),
+        (_no_wider_form, None),
+    ],
+)
+def test_whatever_a_wider_run_gives_is_measured_and_ends_no_report(run: Any, wide: Any) -> None:
+    made = Given("result", np.array([INF]))
+    record = builder().describe(begun("exp"), made, [], wide=lambda _: run())
     assert record.wide == wide
 
 

@@ -41,6 +41,27 @@ def test_adapters_of_traced_programs_share_theirs(adapter: str) -> None:
     assert (ADAPTERS / adapter / "README.md").exists()
 
 
+@pytest.mark.parametrize("adapter", ["jax", "tensorflow", "keras"])
+def test_no_file_of_an_adapter_of_traced_programs_knows_itself_by_way_of_others(
+    adapter: str,
+) -> None:
+    folder = ADAPTERS / adapter
+    files = {
+        f"anynan.{adapter}." + name.replace("/", "."): folder / f"{name}.py"
+        for name in _files(adapter)
+    }
+    knows: dict[str, set[str]] = {}
+    for module, path in files.items():
+        nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        froms = [node for node in nodes if isinstance(node, ast.ImportFrom) and node.module]
+        names = {f"{node.module}.{item.name}" for node in froms for item in node.names}
+        knows[module] = (names | {str(node.module) for node in froms}) & files.keys()
+    while leaves := [module for module, others in knows.items() if not others & knows.keys()]:
+        for module in leaves:
+            del knows[module]
+    assert not knows, "types count, too: hand over what is needed"
+
+
 @pytest.mark.parametrize("adapter", LARGE)
 def test_a_room_is_introduced_in_one_line(adapter: str) -> None:
     for path in (ADAPTERS / adapter).glob("*/__init__.py"):
