@@ -1,7 +1,7 @@
 """From what an adapter knows of an operation to its record: one look for every backend."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -222,6 +222,12 @@ def gradient_operands(
             known.add(name)
             found.append((value, name))
     return sorted(found, key=lambda pair: pair[1] != "grad")
+
+
+def before(item: Any, made: Callable[[Any], Any]) -> Iterator[Any]:
+    """Walk back over what made the first operand of each."""
+    while (item := made(item)) is not None:
+        yield item
 
 
 def makers(names: Iterable[str]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from anynan._diagnosis.records import (
     Given,
     Origin,
     add_masked_rows,
+    before,
     gradient_operands,
     makers,
 )
@@ -394,15 +395,8 @@ class Recorder:
         if op.name in ("var", "std"):
             found["correction"] = self._correction(op.forward or op)
         if op.forward is not None:
-            found |= makers(op.name for op in self._before(op.forward))
+            found |= makers(op.name for op in before(op.forward, self._maker))
         return found
-
-    def _before(self, op: Op) -> Iterator[Op]:
-        """Walk back over what made the first operand of each."""
-        made = self._maker(op)
-        while made is not None:
-            yield made
-            made = self._maker(made)
 
     def _out_of_range(self, bad: BadOp) -> dict[str, Any]:
         """Find the first index of a read that is out of range, and what the range is."""
@@ -441,13 +435,9 @@ class Recorder:
         return 0.0
 
     def _feeds(self, op: Op) -> tuple[str, ...]:
-        if op.forward is None:
-            return ()
-        found: dict[str, None] = {}
-        for i in op.ins:
-            if self._gradient(i):
-                found.update(dict.fromkeys(writer.name for writer in self.operations.writers(i)))
-        return tuple(found)
+        came = () if op.forward is None else filter(self._gradient, op.ins)
+        names_of = (writer.name for i in came for writer in self.operations.writers(i))
+        return tuple(dict.fromkeys(names_of))
 
     def _masked_rows(self, record: OpRecord, bad: BadOp) -> None:
         op = bad.op

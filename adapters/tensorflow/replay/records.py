@@ -2,7 +2,6 @@
 
 import functools
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from anynan._diagnosis.records import (
     Given,
     Origin,
     add_masked_rows,
+    before,
     gradient_operands,
     makers,
 )
@@ -208,28 +208,16 @@ class Recorder:
         if op.name in SOFTMAX:
             found["dim"] = -1
         if op.forward is not None:
-            found |= makers(op.name for op in self._before(op.forward))
+            found |= makers(op.name for op in before(op.forward, self._made))
         return found
-
-    def _before(self, op: Op) -> Iterator[Op]:
-        """Walk back over what made the first operand of each."""
-        made = self._made(op)
-        while made is not None:
-            yield made
-            made = self._made(made)
 
     def _made(self, op: Op) -> Op | None:
         return self.operations.writer(op.ins[0]) if op.ins else None
 
     def _feeds(self, op: Op) -> tuple[str, ...]:
-        if op.forward is None:
-            return ()
-        found: dict[str, None] = {}
-        for tensor in op.ins:
-            writer = self.operations.writer(tensor)
-            if writer is not None and writer.phase == "backward" and writer is not op:
-                found[writer.name] = None
-        return tuple(found)
+        writers = map(self.operations.writer, () if op.forward is None else op.ins)
+        came = (x for x in writers if x is not None and x.phase == "backward" and x is not op)
+        return tuple(dict.fromkeys(x.name for x in came))
 
     def _masked_rows(self, record: OpRecord, op: Op) -> None:
         source = (op.forward or op).ins

@@ -173,14 +173,6 @@ class Session(BaseAdapter):
         state = self.state
         state.frame, state.step, state.outputs, state.gradients = None, None, [], None
 
-    def batches(self, model: Any, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Leave a model's function as Keras made it."""
-        return function
-
-    def predictions(self, model: Any, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Leave a model's function as Keras made it."""
-        return function
-
     def renew(self) -> None:
         """Have the functions of the model traced anew: with the checks, or without them."""
 

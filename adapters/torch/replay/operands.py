@@ -12,7 +12,7 @@ import torch
 
 from anynan._base.summary import Summary
 from anynan._diagnosis.lineage import OpRecord
-from anynan._diagnosis.records import SOFTMAX, Given, makers
+from anynan._diagnosis.records import SOFTMAX, Given, before, makers
 from anynan.torch.read.probes import local, measure, nonfinite, plain, read_ends
 from anynan.torch.replay.names import node_name
 
@@ -121,15 +121,12 @@ def node_params(node: Any) -> dict[str, Any]:
                 found[short] = value - 2**64 if value > 2**63 else value
             elif isinstance(value, list | tuple):
                 found[short] = list(value)
-    return found | makers(node_name(before.name()) for before in _before(node))
+    return found | makers(node_name(made.name()) for made in before(node, _made))
 
 
-def _before(node: Any) -> Iterator[Any]:
-    """Walk back to the nodes that made what a node and its predecessors take first."""
-    while node is not None:
-        node = next((item for item, _ in node.next_functions if item is not None), None)
-        if node is not None:
-            yield node
+def _made(node: Any) -> Any:
+    """Give the node that made what a node takes first."""
+    return next((item for item, _ in node.next_functions if item is not None), None)
 
 
 def light(x: torch.Tensor) -> Summary:
