@@ -33,6 +33,7 @@ from anynan.jax.read import probes
 from anynan.jax.read.places import fill, sites_of
 from anynan.jax.replay.replay import replay
 from anynan.jax.replay.steps import Step
+from anynan.jax.session.session import Form
 from anynan.jax.tracking import checked
 from anynan.keras import seams
 from anynan.keras.jax_steps import Named, Part, Steps
@@ -186,7 +187,7 @@ class Calls:
         inputs = {str(i): x for i, x in data.items()}
         part = Part(self.owner, pure, ("params", "buffers", "inputs"), frozenset({-1}))
         one = signature.flatten((*held, inputs), {}, set())
-        watches = part.watches(pure, None, one, None)
+        watches = part.watches(Form(pure, None, one, None, one.key()))
         watch = watches.get(part.verdicts.exact(watches))
         outs, words = watch(part.verdicts.table(watch), one.arrays)
         blank = [1.0] * len(watch.points)

@@ -16,7 +16,7 @@ from anynan._steps.tracked import Tracked
 from anynan.jax.program.program import Program
 from anynan.jax.program.watch import Watches
 from anynan.jax.replay.steps import Step
-from anynan.jax.session.session import Session
+from anynan.jax.session.session import Form, Session
 from anynan.jax.session.verdicts import ThresholdTable
 from anynan.keras.layers import Weight, layers_of, moments_of, weights_of
 from anynan.keras.messages import RUNS_COMPILED
@@ -114,9 +114,9 @@ class Part(Session):
         """List the watched layers that were found in the traced programs."""
         return [path for path in super().watched() if path in self._chosen]
 
-    def watches(self, *args: Any) -> Watches:
+    def watches(self, form: Form) -> Watches:
         """Give what runs a function, with the layers that the model's tracker watches."""
-        watches = super().watches(*args)
+        watches = super().watches(form)
         found = watches.program
         found.chosen = (found.chosen or set()) & self._chosen
         tallies = self.settings.tallies

@@ -167,13 +167,22 @@ NO_WEIGHTS = (
 )
 
 
-class _Form(NamedTuple):
-    """Hold a call taken apart: a function of arrays, what it wraps, its arguments, its objects."""
+class Form(NamedTuple):
+    """Hold a call taken apart.
+
+    Attributes:
+        fn: A function of arrays.
+        inner: What it wraps.
+        flat: Its arguments.
+        objects: Those that change in place.
+        key: What its program is made for.
+    """
 
     fn: Callable[..., Any]
     inner: Callable[..., Any] | None
     flat: signature.Flat
     objects: Objects | None
+    key: Hashable
 
 
 class Session(BaseAdapter):
@@ -263,12 +272,12 @@ class Session(BaseAdapter):
         failed: Exception | None = None
         try:
             form = self._form(fn, args, kwargs)
-            key = _key(form.flat, form.objects)
+            key = form.key
         except Exception as error:  # noqa: BLE001  the function's own comes again when it is run
             failed = error
         if failed is None and key not in self._blind:
             try:
-                watches = self.watches(form.fn, form.inner, form.flat, form.objects)
+                watches = self.watches(form)
                 if traced(form.flat.arrays) or traced(watches.program.closed.consts) or staged():
                     return self._inside(watches.program, form.flat.arrays)
                 ran = self._run(fn, form, watches)
@@ -299,7 +308,7 @@ class Session(BaseAdapter):
             form.objects.update(states)
         return out
 
-    def _form(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Form:
+    def _form(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Form:
         """Take a call apart; what it raises the function itself raises again."""
         objects = objects_of(args, kwargs)
         if self._static is None:
@@ -310,7 +319,8 @@ class Session(BaseAdapter):
             args, kwargs = objects.swapped(args, kwargs)
             made, inner = objects.pure(fn), None if inner is None else objects.pure(inner)
         flat = signature.flatten(args, kwargs, self._static, plain=self.settings.plain)
-        return _Form(made, inner, flat, objects)
+        key = flat.key(), None if objects is None else objects.definition
+        return Form(made, inner, flat, objects, key)
 
     def _inside(self, program: Program, arrays: list[Any]) -> Any:
         """Run a program inside the caller's own."""
@@ -318,7 +328,7 @@ class Session(BaseAdapter):
         taps = Taps(program, self.verdicts.bad_words, self.told, self.tracker.judge.say)
         return taps.run(arrays, backward=self.options.backward)
 
-    def _run(self, fn: Callable[..., Any], form: _Form, watches: Watches) -> Step:
+    def _run(self, fn: Callable[..., Any], form: Form, watches: Watches) -> Step:
         """Run a program, and give the step that it was.
 
         Raises:
@@ -383,25 +393,19 @@ class Session(BaseAdapter):
             self.tracker.judge.say(PROGRAM_UNWATCHED(name=self.tracker.name, why=why))
         return out
 
-    def watches(
-        self,
-        fn: Callable[..., Any],
-        inner: Callable[..., Any] | None,
-        flat: signature.Flat,
-        objects: Objects | None,
-    ) -> Watches:
+    def watches(self, form: Form) -> Watches:
         """Give what runs a function for this kind of arguments; traced when first asked for.
 
         Raises:
             UntraceableError: If the function cannot be traced, by its own nature.
             UnwatchableError: If it cannot be watched.
         """
-        key = _key(flat, objects)
+        key = form.key
         found = self._programs.get(key)
         if found is None:
             with self._lock:
                 try:
-                    program = Program(fn, flat, self.settings, objects, inner)
+                    program = Program(form.fn, form.flat, self.settings, form.objects, form.inner)
                     if key in self._shut:
                         program = program.without(self._shut[key])
                 except (UntraceableError, UnwatchableError):
@@ -417,7 +421,7 @@ class Session(BaseAdapter):
                 # What it closes over may be of a trace that is over before the program is.
                 if not traced(program.closed.consts):
                     self._programs[key] = found
-                self._kept.append(flat.fixed)
+                self._kept.append(form.flat.fixed)
                 self._layers.update(dict.fromkeys(program.chosen or ()))
         return found
 
@@ -487,8 +491,3 @@ class Session(BaseAdapter):
     def rank(self) -> int | None:
         """Give the process in a run over several."""
         return int(jax.process_index()) if jax.process_count() > 1 else None
-
-
-def _key(flat: signature.Flat, objects: Objects | None) -> Hashable:
-    """Say what a program is made for."""
-    return flat.key(), None if objects is None else objects.definition
