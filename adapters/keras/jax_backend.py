@@ -39,6 +39,7 @@ from anynan.keras import seams
 from anynan.keras.jax_steps import Named, Part, Steps
 from anynan.keras.layers import layers_of, symbolic, weights_of
 from anynan.keras.messages import PLAIN_CALLS, TRACED_ELSEWHERE
+from anynan.keras.seams import Batches
 from anynan.options import FOR_TRAINING, TrackOptions
 from anynan.tracker import Tracker, begin
 
@@ -263,23 +264,14 @@ class KerasSession(Named):
 
     # Life.
 
-    def watching(self) -> bool:
-        """Tell whether it is to look at what runs now."""
-        return self.tracker.judge.adapter is self and not self.tracker.paused
-
     def attach(self) -> None:
         """Change the classes; look at the weights once."""
-        model = self.model()
-        seams.watch(self)
+        seams.watch(self, _compute_loss)
         _watching.add(self)
         owners = {owner_of(type(x), "__call__"): None for x in self._paths}
         for owner in (keras.layers.Layer, *owners):
             seams.change(owner, "__call__", _layer_call)
         seams.change(keras.layers.Layer, "stateless_call", _stateless_call)
-        if isinstance(model, keras.Model):
-            seams.change(owner_of(type(model), "compute_loss"), "compute_loss", _compute_loss)
-            for kind in seams.KINDS:
-                self.made(model, kind)
         self.attached(self._write_weight)
 
     def _write_weight(self, worst: BadParameter, rows: core.Step) -> None:
@@ -292,21 +284,15 @@ class KerasSession(Named):
 
     def detach(self) -> None:
         """Put the classes and the model's functions back; safe to call twice."""
-        seams.unwatch(self)
-        _watching.discard(self)
-        model = self.model()
-        for kind in seams.KINDS:
-            function = getattr(model, f"{kind}_function", None)
-            if isinstance(function, Batches) and function.session() is self:
-                setattr(model, f"{kind}_function", function.function)
         for part in self._parts():
             part.detach()
+        seams.unwatch(self)
+        _watching.discard(self)
 
-    def made(self, model: Any, kind: str) -> None:
+    def made(self, model: Any, function: Any, kind: str) -> Batches:
         """Make each batch that a function of the model runs on a step."""
-        function = getattr(model, f"{kind}_function", None)
-        if function is not None and not isinstance(function, Batches):
-            setattr(model, f"{kind}_function", Batches(self, model, function, kind))
+        steps = Steps(self, model, kind)
+        return Batches(self, function, lambda x, *args: steps.run(x.model(), *args), steps)
 
     def _parts(self) -> list[Part]:
         model = self.model()
@@ -384,22 +370,6 @@ class KerasSession(Named):
     def rank(self) -> int | None:
         """Give the process in a run over several."""
         return int(jax.process_index()) if jax.process_count() > 1 else None
-
-
-class Batches:
-    """Stand for a function that ``fit`` and the like run on batches."""
-
-    def __init__(self, session: KerasSession, model: Any, function: Any, kind: str) -> None:
-        self.session = weakref.ref(session)
-        self.function = function
-        self.steps = Steps(session, model, kind)
-
-    def __call__(self, state: Any, iterator: Any) -> Any:
-        """Run batches."""
-        session = self.session()
-        if session is None or not session.watching():
-            return self.function(state, iterator)
-        return self.steps.run(session.model(), state, iterator)
 
 
 _code = jax.jit(probes.code)

@@ -14,7 +14,7 @@ import torch
 
 from anynan._arrays.containers import leaves
 from anynan._base.context import replaying
-from anynan._base.patches import owner_of, through
+from anynan._base.patches import through
 from anynan._diagnosis.evidence import BadParameter
 from anynan._diagnosis.lineage import Replay
 from anynan._readings.readings import Reading
@@ -30,6 +30,7 @@ from anynan.keras.layers import (
     weights_of,
 )
 from anynan.keras.messages import RUNS_UNCOMPILED
+from anynan.keras.seams import Batches
 from anynan.options import Options
 from anynan.torch.call.models import Models
 from anynan.torch.call.randomstate import RandomState
@@ -140,14 +141,9 @@ class KerasSession(ModelSession):
         """Give the model, None if it is gone."""
         return self.models.refs[0][1]()
 
-    def watching(self) -> bool:
-        """Tell whether it is to look at what runs now."""
-        return self.tracker.judge.adapter is self and not self.tracker.paused
-
     def attach(self) -> None:
         """Install the hooks, and change what Keras trains with."""
-        model = self.model()
-        seams.watch(self)
+        seams.watch(self, _compute_loss)
         for owner in (keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer):
             made = through(lambda: [x.apply for x in seams.sessions() if not x.tracker.paused])
             seams.change(owner, "apply", made)
@@ -156,35 +152,28 @@ class KerasSession(ModelSession):
         # Building a model, Keras may run layers on made-up numbers.
         seams.change(keras.SymbolicScope, "__enter__", _enter_symbolic)
         seams.change(keras.SymbolicScope, "__exit__", _exit_symbolic)
-        if isinstance(model, keras.Model):
-            seams.change(owner_of(type(model), "compute_loss"), "compute_loss", _compute_loss)
-            for kind in seams.KINDS:
-                self.made(model, kind)
         super().attach()
 
     def detach(self) -> None:
         """Undo everything; safe to call twice."""
         super().detach()
         seams.unwatch(self)
-        model = self.model()
-        for kind in seams.KINDS:
-            function = getattr(model, f"{kind}_function", None)
-            if isinstance(function, Batches) and function.session() is self:
-                setattr(model, f"{kind}_function", function.function)
 
     def __del__(self) -> None:
         super().__del__()
-        seams.unwatch(self)
+        seams.forget(self)
 
-    def made(self, model: Any, kind: str) -> None:
+    def made(self, model: Any, function: Any, kind: str) -> Batches:
         """Make each batch that a function of the model runs on a step."""
-        function = getattr(model, f"{kind}_function", None)
-        if function is None or isinstance(function, Batches):
-            return
         jitted = bool(getattr(model, "jit_compile", False))
         if jitted:
             self.tracker.judge.say(RUNS_UNCOMPILED())
-        setattr(model, f"{kind}_function", Batches(self, function, kind, jitted=jitted))
+
+        def run(session: KerasSession, data: Any) -> Any:
+            with eager() if jitted else nullcontext():
+                return session.batch(function, data, kind)
+
+        return Batches(self, function, run)
 
     # Steps.
 
@@ -413,26 +402,6 @@ class KerasSession(ModelSession):
 
 
 DATA = ("x", "y", "sample_weight")
-
-
-class Batches:
-    """Stand for a function that ``fit`` and the like run on each batch."""
-
-    def __init__(
-        self, session: KerasSession, function: Callable[[Any], Any], kind: str, *, jitted: bool
-    ) -> None:
-        self.session = weakref.ref(session)
-        self.function = function
-        self.kind = kind
-        self.jitted = jitted
-
-    def __call__(self, data: Any) -> Any:
-        """Run a batch."""
-        session = self.session()
-        if session is None or not session.watching():
-            return self.function(data)
-        with eager() if self.jitted else nullcontext():
-            return session.batch(self.function, data, self.kind)
 
 
 @dataclass(slots=True)
