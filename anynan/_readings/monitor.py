@@ -1,7 +1,7 @@
 """The table of slots, what in it left its limits, and what led to a bad layer."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from threading import RLock
 from typing import Any
 
@@ -53,13 +53,18 @@ class Monitor:
                     self._table[key] = found
         return found
 
-    def sites_of(self, points: Iterable[ProbePoint]) -> list[Site]:
-        """Return the slots of values of a traced program."""
+    def sites_of(
+        self, points: Sequence[ProbePoint], dtypes: Iterable[tuple[str, float]]
+    ) -> list[Site]:
+        """Return the slots of values of a traced program.
+
+        Args:
+            points: The values.
+            dtypes: Short name of each one's dtype, and its largest finite value.
+        """
         return [
-            self.site(
-                at.layer, at.phase, at.tensor, *at.dtype, parameter=at.parameter, buffer=at.buffer
-            )
-            for at in points
+            self.site(x.layer, x.phase, x.tensor, *dtype, parameter=x.parameter, buffer=x.buffer)
+            for x, dtype in zip(points, dtypes, strict=True)
         ]
 
     def flagged(self, rows: Step) -> list[int]:

@@ -1,7 +1,6 @@
 """How readings of a program are written into the core's step."""
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,8 +13,7 @@ from anynan.jax.read import probes
 
 def sites_of(points: list[ProbePoint], avals: Iterable[Any], monitor: Monitor) -> list[Site]:
     """Find what the core knows readings by."""
-    pairs = zip(points, avals, strict=True)
-    return monitor.sites_of(replace(point, dtype=probes.dtype(aval)) for point, aval in pairs)
+    return monitor.sites_of(points, map(probes.dtype, avals))
 
 
 def fill(rows: Step, sites: list[Site], points: list[ProbePoint], words: Any) -> None:

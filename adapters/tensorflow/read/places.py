@@ -1,7 +1,6 @@
 """What the core knows some readings by, and which calls of their layers they are."""
 
 import functools
-from collections.abc import Iterable
 from typing import Any, Self
 
 import numpy as np
@@ -25,9 +24,9 @@ class Places:
         self.calls = self._count(self.counts)
 
     @classmethod
-    def of(cls, points: Iterable[ProbePoint], monitor: Monitor) -> Self:
+    def of(cls, points: list[ProbePoint], monitor: Monitor) -> Self:
         """Find the sites of points."""
-        return cls(monitor.sites_of(points))
+        return cls(monitor.sites_of(points, [point.dtype for point in points]))
 
     def fill(
         self,
