@@ -58,6 +58,8 @@ class Frame:
         read: bool = True,
     ) -> None:
         """Read one tensor, or have only a replay look at it."""
+        if self.graph is not None and not tf.is_symbolic_tensor(x):
+            x = self.graph.capture(x)  # what a compiled function closes over has a name only so
         name = "" if self.graph is None else x.name
         point = ProbePoint(name, layer, phase, tensor, 0, parameter, dtype=probes.dtype(x))
         self.order.append(point)
