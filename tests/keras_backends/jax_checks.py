@@ -81,7 +81,7 @@ def test_a_fix_is_tried():
 def test_running_uncompiled_is_said_and_watched():
     model = compiled(Log(name="inner"), run_eagerly=True)
     zero(model)
-    with pytest.warns(anynan.AnynanWarning, match="run compiled while it is tracked"):
+    with pytest.warns(anynan.AnynanWarning, match="predict run compiled"):
         tracker = anynan.keras.track(model)
         model.make_predict_function()
     with pytest.raises(anynan.NonFiniteError) as caught:

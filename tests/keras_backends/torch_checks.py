@@ -82,7 +82,7 @@ def test_jit_compile_is_said_and_watched():
     model = compiled(Log(name="inner"), jit_compile=True)
     model.make_predict_function()
     function = model.predict_function
-    with pytest.warns(anynan.AnynanWarning, match="run uncompiled while it is tracked"):
+    with pytest.warns(anynan.AnynanWarning, match="predict run uncompiled"):
         tracker = anynan.keras.track(model)
     zero(model)
     with pytest.raises(anynan.NonFiniteError) as caught:

@@ -311,4 +311,4 @@ def test_the_models_own_call_is_run_again_where_the_step_is_clean(phase):
     event = caught.value.event
     name = "log" if phase == "forward" else "sqrt"
     assert (event.operation.name, event.phase, event.tried) == (name, phase, None)
-    assert "model's own call" in str(caught.value)
+    assert "model's call alone" in str(caught.value)
