@@ -506,7 +506,7 @@ def quoted(source: Source) -> list[str]:
     assert made is not None
     text = render(replace(EVENTS["loss_neginf"], operation=replace(made, source=source)))
     rows = [row.strip() for row in text.split("\n")]
-    start = next(i for i, row in enumerate(rows) if row.startswith("op ")) + 1
+    start = next(i for i, row in enumerate(rows) if re.search(r"\.py:\d+ in \w+$", row)) + 1
     return rows[start : next(i for i, row in enumerate(rows) if row.startswith("input"))]
 
 
@@ -520,6 +520,24 @@ def test_of_a_long_line_the_part_that_ran_is_shown(part: str) -> None:
     assert row.endswith(" ...") == ("seven" not in row)
     words = row.removeprefix("... ").removesuffix(" ...").split(" ")
     assert set(words) <= set(LONG_LINE.split(" "))
+
+
+def test_of_a_long_chain_of_calls_the_last_is_shown() -> None:
+    chain = f"{'x.masked_fill(mask, -torch.inf)' * 4}.softmax(-1)"
+    (row,) = quoted(Source("a.py", 3, "step", f"return {chain} @ x", None, 7, 7 + len(chain)))
+    assert row.startswith("... ")
+    assert ".softmax(-1)" in row
+
+
+def test_a_line_that_does_not_fit_beside_its_operation_stands_below_it() -> None:
+    made = EVENTS["loss_neginf"].operation
+    assert made is not None
+    source = Source("a.py", 3, "step", "loss = -(y * log(softmax(model(x)))).sum(-1).mean()")
+    event = replace(EVENTS["loss_neginf"], operation=replace(made, source=source))
+    for width, shown in ((100, True), (72, False)):
+        text = render(event, width=width)
+        assert source.text in text
+        assert bool(re.search("^  op .*a.py:3 in step$", text, re.MULTILINE)) == shown
 
 
 def test_a_long_part_is_shown_from_its_beginning() -> None:

@@ -176,7 +176,7 @@ def render_rich(event: Event, *, calls: int | None = None) -> "Text":
     from rich.text import Text
 
     event = printable(event)
-    styles = {"layer": "bold", "cause": "bold", "fix": "green"}
+    styles = {"layer": "bold", "op": "bold", "cause": "bold", "fix": "green"}
     alarm = "bold red" if event.severity == "bad" and event.expected is None else "bold yellow"
     text, titled = Text(), False
     for label, line in _lines(event, calls, width=columns()):
@@ -490,7 +490,10 @@ def _operation(
     name += where[1:]
     gap = max(_OPERATION, len(name) + 2)
     aside = gap if gap <= width // 2 else _OPERATION
-    if width - _INDENT - _LABELS - aside < _CODE:
+    room = width - _INDENT - _LABELS - aside
+    source = operation.source
+    code = "" if source is None else max(source.text or "", source.via_text or "", key=len)
+    if room < _CODE or room < len(code.rstrip()):
         aside = _INDENT  # below the name there is more room
     lines = [] if operation.source is None else list(_source(operation.source, aside, width))
     if note and operation.layer not in (None, event.layer):
@@ -523,8 +526,10 @@ def _window(text: str, width: int, start: int | None = None, end: int | None = N
     text = text.rstrip()
     if len(text) <= width:
         return text
-    start = min(start or 0, len(text) - 1)
-    end = min(max(end or 0, start + 1), len(text), start + width - _CUTS)
+    start, end = min(start or 0, len(text) - 1), min(end or 0, len(text))
+    if text[:end].endswith(")") and end - width // 2 < text.rfind("(", start, end):  # ``a.chain.of.calls(x)``: the last ran
+        start = max(start, end - (width - _CUTS))
+    end = min(max(end, start + 1), start + width - _CUTS)
     spare = width - _CUTS - (end - start)
     # Before it stands what it is a part of, which says more than what comes after.
     left = max(0, min(start - spare * 2 // 3, len(text) - width + _CUTS // 2))
