@@ -491,19 +491,20 @@ def _operation(
     gap = max(_OPERATION, len(name) + 2)
     aside = gap if gap <= width // 2 else _OPERATION
     room = width - _INDENT - _LABELS - aside
+    if room < _CODE:
+        aside = _INDENT  # below the name there is more room
     source = operation.source
     code = "" if source is None else max(source.text or "", source.via_text or "", key=len)
-    if room < _CODE or room < len(code.rstrip()):
-        aside = _INDENT  # below the name there is more room
-    lines = [] if operation.source is None else list(_source(operation.source, aside, width))
+    below = aside if len(code.rstrip()) <= room else _INDENT
+    lines = [] if source is None else list(_source(source, below, width))
     if note and operation.layer not in (None, event.layer):
         lines.append(f"in layer {_layer(operation.layer)}")
     if not lines:
         return (name,)
     if aside < gap:  # too long to have its line beside it
-        return (name, *(" " * aside + text for text in lines))
+        return (name, *(" " * below + text for text in lines))
     first, *rest = lines
-    return (name.ljust(gap) + first, *(" " * gap + text for text in rest))
+    return (name.ljust(gap) + first, *(" " * below + text for text in rest))
 
 
 def _source(source: Source, gap: int, width: int) -> tuple[str, ...]:
