@@ -528,7 +528,8 @@ def _window(text: str, width: int, start: int | None = None, end: int | None = N
     if len(text) <= width:
         return text
     start, end = min(start or 0, len(text) - 1), min(end or 0, len(text))
-    if text[:end].endswith(")") and end - width // 2 < text.rfind("(", start, end):  # ``a.chain.of.calls(x)``: the last ran
+    # Of ``a.chain.of.calls(x)`` the last one ran.
+    if text[:end].endswith(")") and end - width // 2 < text.rfind("(", start, end):
         start = max(start, end - (width - _CUTS))
     end = min(max(end, start + 1), start + width - _CUTS)
     spare = width - _CUTS - (end - start)
