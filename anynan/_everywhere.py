@@ -52,7 +52,7 @@ class Found:
             minor: No line is given to it while all is well, as to a transform of data.
         """
         tracker: Tracked = inside(taken)
-        tracker.judge.found = True
+        tracker.judge.subject.found = True
         called = _called()
         with self._lock:
             self._let_go()
@@ -223,7 +223,7 @@ def _called() -> str:
 
 def _seen(tracker: Tracked) -> _Seen:
     ran = len(tracker.history) or tracker.events
-    events, turns = tracker.events, tracker.judge.turns
+    events, turns = tracker.events, tracker.judge.record.turns
     return _Seen(all_clear(of(tracker)) if ran else "", events, turns, tracker.notes)
 
 

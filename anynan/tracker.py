@@ -289,7 +289,7 @@ class Tracker(Handle):
         Example:
             >>> tracker.save("bundle")  # doctest: +SKIP
         """
-        self._tracked.judge.save(os.fspath(folder), limit)
+        self._tracked.saver.save(os.fspath(folder), limit)
 
     def _repr_html_(self) -> str:
         return f'<pre style="white-space:pre-wrap">{html.escape(self.report())}</pre>'

@@ -169,8 +169,8 @@ def test_a_full_disk_is_a_warning(tmp_path: Path) -> None:
     tracker = tracked(action="record")
     tracker.to_jsonl(tmp_path / "run.jsonl")
     tracker(GOOD)
-    inside(tracker).judge.followers[0]._file.close()
-    inside(tracker).judge.followers[0]._file = Path("/dev/full").open("w", encoding="utf-8")  # noqa: SIM115
+    inside(tracker).judge.record.listeners[0]._file.close()
+    inside(tracker).judge.record.listeners[0]._file = Path("/dev/full").open("w", encoding="utf-8")  # noqa: SIM115
     with pytest.warns(
         anynan.AnynanWarning, match=r"ends here, because it could not be written: OSError"
     ):

@@ -88,4 +88,4 @@ def test_the_same_again_is_heard_of_once(monkeypatch: pytest.MonkeyPatch) -> Non
         for _ in range(3):
             tracker(-np.ones(2))
     assert [event.times for event in tracker.events] == [3]
-    assert tuple(heard) == inside(tracker).judge.turns
+    assert tuple(heard) == inside(tracker).judge.record.turns

@@ -67,7 +67,7 @@ def test_filters_by_module_mean_the_users_module() -> None:
         script.__dict__["train"]()
     assert len(found) == 1
     assert "AnynanWarning" not in getattr(
-        sys.modules["anynan._steps.actions"], "__warningregistry__", {}
+        sys.modules["anynan._steps.record"], "__warningregistry__", {}
     )
 
 

@@ -6,7 +6,7 @@ import pytest
 
 import anynan
 from anynan._readings import history as monitor_room
-from anynan._steps import actions as acting
+from anynan._steps import record as recording
 from tests.fake_adapter import Layer, Model, adapter_of, track
 from tests.fake_steps import BAD, GOOD, failure, forward_only, lent_operations, silence, tracked
 
@@ -58,7 +58,7 @@ def test_a_failed_step_is_in_the_history() -> None:
 
 
 def test_events_are_bounded_and_still_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(acting, "MAX_EVENTS", 3)
+    monkeypatch.setattr(recording, "MAX_EVENTS", 3)
     layers = [Layer(str(number), ("copy",)) for number in range(5)]
     tracker = forward_only(Model(*layers), action="record")
     for layer in layers:

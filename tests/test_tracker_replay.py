@@ -6,7 +6,7 @@ import pytest
 
 import anynan
 from anynan._diagnosis.lineage import Replay
-from anynan._steps import judge as judging_room
+from anynan._steps.investigator import MAX_REPLAYS
 from tests.fake_adapter import Layer, Model, adapter_of, track
 from tests.fake_steps import BAD, failure, forward_only, lent_operations, make, tracked
 
@@ -38,7 +38,7 @@ def test_the_same_failure_is_replayed_three_times_and_then_only_counted() -> Non
     tracker = forward_only(make(), action="record")
     for _ in range(5):
         tracker(BAD)
-    assert adapter_of(tracker).replays == judging_room.MAX_REPLAYS == 3
+    assert adapter_of(tracker).replays == MAX_REPLAYS == 3
     (event,) = tracker.events
     assert (event.layer, event.times, event.notes) == ("blocks.0", 5, ())
     assert event.operation is not None

@@ -253,7 +253,7 @@ class Ends:
             STATE.set(log.state)
             log.deaf = True
             light = Light(self, log, context, fn, args, kwargs)
-            known = judge.inputs.get(light.bad) if light.bad else None
+            known = judge.bad_inputs.get(light.bad) if light.bad else None
             self._local.bad = light.bad
             if light.begins_clean or known is not None:
                 if type(fn) is MethodType:
@@ -295,7 +295,7 @@ class Ends:
             log.lines = {}
             if failed is not None:
                 raise failed
-            judge.follows(known)
+            judge.came_again(known)
             return result
         if clean and not light.deepened:
             key = (*light.kinds, *kwargs)
@@ -423,7 +423,7 @@ class Ends:
         record = began.log.first_nan()
         if record is not None:
             note = UNREAD.format(log=began.log)
-            self._session.tracker.judge.tell_record(rows, record, note)
+            self._session.tracker.judge.note_operation(rows, record, note)
 
     def _written(self, tape: EndsTape, began: Began, done: Any) -> None:
         """Read what the call wrote into its arguments."""
@@ -440,7 +440,7 @@ class Ends:
         finally:
             bad = getattr(self._local, "bad", ())
             if bad:
-                judge.told_input(bad, rows)
+                judge.remember_input(bad, rows)
             rows.forget_arrays()
             self._local.bad = ()
             self._abandon()

@@ -26,7 +26,8 @@ from anynan._diagnosis.trials import Attempt
 from anynan._reach.messages import REPLAY_STOPPED
 from anynan._readings.readings import Reading
 from anynan._readings.step import Step
-from anynan._steps.adapter import EVERY_OPERATION, BaseAdapter, Rise
+from anynan._steps.adapter import BaseAdapter
+from anynan._steps.framework import EVERY_OPERATION, Escalation
 from anynan._steps.loaders import bad_rows
 from anynan._steps.tracked import Tracked
 from anynan.arrays.bundle import DIALECT
@@ -190,7 +191,7 @@ class ArraySession(BaseAdapter):
         else:
             again(self, call, into)
 
-    def rise(self) -> Rise:
+    def escalation(self) -> Escalation:
         """Watch every operation of the next calls."""
         return EVERY_OPERATION
 

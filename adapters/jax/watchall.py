@@ -244,7 +244,7 @@ class Watched:
     def _track(self) -> Tracker | None:
         try:
             tracker = self._tracker = start(self._fn, self._options)
-            inside(tracker).judge.since_the_start()
+            inside(tracker).judge.steps.since_the_start()
             weakref.finalize(self, tracker.remove).atexit = False
             self._found.add(tracker)
         except Exception as error:  # noqa: BLE001  it is not watched then, and that is said

@@ -23,7 +23,7 @@ from anynan._diagnosis.rules.repair import Repair
 from anynan._diagnosis.trials import Attempt
 from anynan._readings import step as core
 from anynan._readings.readings import ProbePoint, Reading
-from anynan._steps.adapter import Rise
+from anynan._steps.framework import Escalation
 from anynan._steps.messages import INSIDE_LOOP
 from anynan._steps.tracked import Tracked, make_way
 from anynan.jax.graphs.stacks import LAYER
@@ -332,10 +332,10 @@ class KerasSession(Named):
             return None
         return part.attempt(reading, repairs)
 
-    def rise(self) -> Rise | None:
+    def escalation(self) -> Escalation | None:
         """Keep what the next steps donate, if this one could not be run again without it."""
         part = self._judged()
-        return None if part is None else part.rise()
+        return None if part is None else part.escalation()
 
     def bad_parameters(self) -> list[BadParameter]:
         """List the weights that are bad now, or that the step that is judged made bad."""

@@ -68,7 +68,9 @@ class Monitor(Monitored, _lightning.Callback):
     def events(self) -> tuple[Event, ...]:
         """Return what was seen, oldest first."""
         trackers = [*filter(None, [self.tracker]), *self.evaluations.values()]
-        pairs = (zip(inside(each).judge.turns, each.events, strict=False) for each in trackers)
+        pairs = (
+            zip(inside(each).judge.record.turns, each.events, strict=False) for each in trackers
+        )
         return tuple(event for _, event in sorted(chain(*pairs), key=itemgetter(0)))
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:

@@ -9,7 +9,8 @@ from anynan._base.sources import is_library, located
 from anynan._diagnosis.rules.evidence import plural
 from anynan._everywhere import Found, is_bad
 from anynan._reports.report import folded
-from anynan._steps.actions import MAX_EVENTS, names_bad
+from anynan._steps.actions import names_bad
+from anynan._steps.record import MAX_EVENTS
 from anynan._steps.tracked import started
 from anynan.errors import AnomalyError
 from anynan.events import Event, Source

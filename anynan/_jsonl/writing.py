@@ -60,12 +60,12 @@ class Writer:
         judge = tracker.judge
         rank = None if judge.adapter is None else judge.adapter.rank()
         self._path = _of_rank(self._path, rank)
-        with judge._lock:  # noqa: SLF001  nothing is to happen in between
+        with judge.record.lock:  # nothing is to happen in between
             self._begin(of(tracker), rank)
             if judge.adapter is None:
                 self.end(tracker)
             else:
-                judge.followers.append(self)
+                judge.record.listeners.append(self)
 
     def whole(self, run: Run) -> None:
         """Write a run that is over.

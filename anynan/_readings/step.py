@@ -237,6 +237,10 @@ class Step:
         """Note that an Inf may be intended: it is suspect, until something bad follows."""
         self.suspect.add(order)
 
+    def array(self, order: int) -> Any:
+        """Give what was read, where it is at hand still."""
+        return self.live[order]() if order in self.live else None
+
     def rename(self, order: int, site: Site) -> None:
         """Say more exactly what a reading is of."""
         self.sites[order] = site
@@ -263,6 +267,13 @@ class Step:
 
     # How it goes on.
 
+    @property
+    def waits(self) -> bool:
+        """Tell whether something is to be decided at its end."""
+        undecided = self.carrying or self.left or self.pending_inputs
+        open_ = self.pending is not None or self.held is not None or self.failed is not None
+        return bool(undecided) or open_
+
     def hold(self) -> None:
         """Have what is bad wait until every rank knows of it."""
         self.holding = True
@@ -270,6 +281,12 @@ class Step:
     def release(self) -> None:
         """Have what is bad wait no longer."""
         self.holding = False
+
+    def fail(self, event: Any, *, elsewhere: bool) -> None:
+        """Fail the step by an event; one from elsewhere has counted what follows from it."""
+        self.failed, self.held = event, None
+        if elsewhere:
+            self.spread = 0
 
     def defer(self, failure: DeferredFailure | None) -> None:
         """Keep what is bad until every rank knows of it; None where another has the story."""

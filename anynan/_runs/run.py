@@ -87,9 +87,9 @@ def of(tracker: "Tracked") -> Run:
         tracker.notes,
         tracker.remarks,
         tuple(path for path in watched if path not in read),
-        open=judge.open_rows(),
+        open=judge.steps.failed,
         step=tracker.step,
-        evaluated=judge.evaluated,
+        evaluated=judge.steps.evaluated,
         target=tracker.target,
         backend=tracker.backend_name,
     )

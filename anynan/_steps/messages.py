@@ -15,7 +15,6 @@ EXPECTED_HARM = Message(
 )
 NOT_REPLAYED_AGAIN = Message("not-replayed-again", "not run again: the first {n} like this were")
 REPLAY_FAILED = Message("replay-failed", "the second run failed: {error}")
-BUNDLE_UNSAVED = Message("bundle-unsaved", "no bundle was saved: {error}")
 WATCHED_CLOSELY = Message("watched-closely", "{what}, until this comes back and is named")
 WEIGHTS_BAD_SINCE = Message(
     "weights-bad-since",

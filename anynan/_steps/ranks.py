@@ -113,9 +113,8 @@ def excuse(judge: Judge, rows: Step, key: tuple[Any, ...], reason: str) -> None:
     if rows.held is None or held is None:
         return
     if held.site.parameter is None and (held.layer, held.phase, rows.held.kind) == tuple(key):
-        rows.held = None
-        rows.judged, rows.spread = held.order + 1, 0
-        judge.review(rows)
+        rows.defer(None)
+        judge.triage.go_on(rows, held)
 
 
 def with_others(event: Event, chosen: Claim, claims: Sequence[Claim]) -> Event:

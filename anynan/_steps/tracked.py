@@ -5,20 +5,19 @@ import inspect
 import threading
 import weakref
 from collections import Counter
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, overload
 
 from anynan._base.about import ADAPTERS
 from anynan._base.escaping import name as printed
 from anynan._base.interrupts import whole
 from anynan._base.shell import shell
+from anynan._bundle.saver import Saver
 from anynan._diagnosis.rules.evidence import plural
 from anynan._readings.history import History
+from anynan._steps.framework import Framework
 from anynan._steps.judge import Judge
 from anynan.events import Event
 from anynan.options import Options, environment
-
-if TYPE_CHECKING:
-    from anynan._steps.adapter import BaseAdapter
 
 
 def refuse_target(target: Any, what: str, backend: str = "") -> None:
@@ -121,7 +120,7 @@ def make_way(first: "Tracked", name: str) -> None:
     Raises:
         ValueError: If somebody asked for it.
     """
-    if first.judge.found or shell() is not None:  # the cell that tracks it was run again
+    if first.judge.subject.found or shell() is not None:  # the cell that tracks it was run again
         first.remove()
         return
     msg = (
@@ -163,6 +162,7 @@ class Tracked:
         paused: Whether it stands still, between ``pause`` and ``resume``.
         where: Where in the user's training it is; noted in each event.
         judge: What adapters write readings into, and what acts on them.
+        saver: What keeps the last failing call, for a bundle.
         handle: The user's ``Tracker``.
         aliases: What else stands for it, as the model that a compiled one was made of.
     """
@@ -176,7 +176,9 @@ class Tracked:
         self.aliases: list[weakref.ref[Any]] = []
         self.backend_name: str | None = None
         self._removed = False
-        self.judge: Judge = Judge(options, self)
+        self.judge = Judge(options, self)
+        self.saver = Saver(self.judge.subject)
+        self.judge.investigator.found.append(self.saver)
 
     # Names.
 
@@ -228,7 +230,7 @@ class Tracked:
 
     # Life.
 
-    def start(self, adapter: "BaseAdapter") -> None:
+    def start(self, adapter: Framework) -> None:
         """Install an adapter's hooks; ``anynan.tracker.begin`` calls this."""
         if environment() == "off":
             return
@@ -261,10 +263,10 @@ class Tracked:
             self._detach(adapter)
 
     @whole
-    def _detach(self, adapter: "BaseAdapter") -> None:
-        for follower in self.judge.followers:
+    def _detach(self, adapter: Framework) -> None:
+        for follower in self.judge.record.listeners:
             follower.end(self)
-        self.judge.followers.clear()
+        self.judge.record.listeners.clear()
         self.judge.adapter = None
         self._removed = True
         adapter.detach()
@@ -314,7 +316,7 @@ class Tracked:
     @property
     def events(self) -> tuple[Event, ...]:
         """Return the recorded events, oldest first."""
-        return self.judge.events
+        return self.judge.record.events
 
     @property
     def history(self) -> History:
@@ -324,12 +326,12 @@ class Tracked:
     @property
     def notes(self) -> tuple[str, ...]:
         """Return what could not be watched, each said once."""
-        return self.judge.notes
+        return self.judge.notes.warnings
 
     @property
     def remarks(self) -> tuple[str, ...]:
         """Return what watching changes, such as a fused path that it turns off."""
-        return self.judge.remarks
+        return self.judge.notes.remarks
 
     def clear(self) -> None:
         """Forget events, readings and gradient norms; the hooks stay."""
@@ -337,7 +339,7 @@ class Tracked:
 
     def count(self, word: str) -> int:
         """Count events by severity (``bad``, ``suspect``) or ``expected``."""
-        return self.judge.count(word)
+        return self.judge.record.counts[word]
 
     def __repr__(self) -> str:
         state = "removed" if self.judge.adapter is None else "paused" if self.paused else "watching"

@@ -13,7 +13,7 @@ from torch import nn
 
 import anynan
 from anynan import Event
-from anynan._steps.adapter import EVERY_OPERATION
+from anynan._steps.framework import EVERY_OPERATION
 from anynan._steps.tracked import inside
 from tests.flat import split
 

@@ -19,7 +19,8 @@ from anynan._diagnosis.trials import Attempt
 from anynan._readings import step as core
 from anynan._readings.moves import due, moved, stride
 from anynan._readings.readings import ProbePoint, Reading
-from anynan._steps.adapter import BaseAdapter, Rise
+from anynan._steps.adapter import BaseAdapter
+from anynan._steps.framework import Escalation
 from anynan._steps.messages import NO_UPDATES
 from anynan._steps.tracked import Tracked
 from anynan.errors import AnomalyError, reason
@@ -155,7 +156,7 @@ def _at_exit() -> None:
         unread.at_exit()
 
 
-KEPT = Rise(
+KEPT = Escalation(
     "what the next {steps} steps donate is kept, which takes memory",
     "what the steps donate was kept from step {step} on",
     "what they donate is no longer kept",
@@ -437,7 +438,9 @@ class Session(BaseAdapter):
     def _refuse(self, program: Program) -> None:
         if self.options.updates is not None and not weights_of(program):
             self.tracker.judge.say(NO_UPDATES(option="updates=", why=NO_WEIGHTS))
-        found = self.tracker.judge.found  # among much else: what has no state is warned about
+        found = (
+            self.tracker.judge.subject.found
+        )  # among much else: what has no state is warned about
         if self.options.action == "skip" and not program.restorable and not found:
             msg = (
                 "action='skip' gives a bad step's old state back, but this function returns no "
@@ -475,7 +478,7 @@ class Session(BaseAdapter):
         """Run the failing step again with operations repaired."""
         return self.settlement.attempt(reading, repairs)
 
-    def rise(self) -> Rise | None:
+    def escalation(self) -> Escalation | None:
         """Keep what the next steps donate, if this one could not be run again without it."""
         step = self.settlement.step
         return None if step is None or not step.watch.donated else KEPT

@@ -16,8 +16,8 @@ from anynan._diagnosis.lineage import Replay
 from anynan._diagnosis.rules.repair import Repair
 from anynan._diagnosis.trials import Attempt
 from anynan._readings.readings import ProbePoint, Reading
-from anynan._steps import made
-from anynan._steps.judge import ANYTHING
+from anynan._steps import producers
+from anynan._steps.inputs import ANYTHING
 from anynan._steps.messages import STEPS_UNSEEN
 from anynan._steps.tracked import Tracked
 from anynan.events import CARRIED, STATE
@@ -94,7 +94,7 @@ class StepReader:
         if rows.failed is None:
             self._tracker.judge.known_clean(rows.number + 1)
         else:
-            self._tracker.judge.went_through(rows)
+            self._tracker.judge.applied_bad_update(rows)
 
     def _spoils(self, step: Step) -> "dict[int, weakref.ref[Any]]":
         """Give what came out of a step bad and goes into the next, by the argument it is."""
@@ -156,7 +156,7 @@ class StepReader:
         def holds(x: Any) -> bool:
             return any(ref() is x for ref in refs)
 
-        made.note(judge, name, number, holds, own=True)
+        producers.note(judge.subject, name, number, holds, own=True)
 
     def _look_back(self, step: Step) -> None:
         """Find whether a reported step of another function made what this one was given."""
@@ -174,7 +174,7 @@ class StepReader:
             if leaf.role == "input" and (maker := self.maker([x], step.since)) is not None:
                 step.rows.came_from(leaf.name, maker)
 
-    def maker(self, arrays: list[Any], since: int | None = None) -> "made.Maker | None":
+    def maker(self, arrays: list[Any], since: int | None = None) -> "producers.Producer | None":
         """Give what is known of the origin of bad values among arrays, if that was told.
 
         Args:
@@ -185,7 +185,7 @@ class StepReader:
         judge = self._tracker.judge
         for x in arrays:
             if isinstance(x, jax.Array) and _is_bad(x):
-                found = made.maker(judge, x, math.inf if since is None else since)
+                found = producers.producer(judge.subject, x, math.inf if since is None else since)
                 if found is not None and not found.itself:
                     return found
         return None

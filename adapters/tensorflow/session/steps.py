@@ -242,7 +242,7 @@ class Steps:
                     self._every_operation(rows, state.step)
                 tracker.judge.settle(rows)
                 if rows.failed is not None and updated:
-                    tracker.judge.went_through(rows)
+                    tracker.judge.applied_bad_update(rows)
                 if rows.failed is None and rows.lo:
                     tracker.judge.known_clean(rows.number)
                     if updated and not self._options.parameters:

@@ -237,7 +237,7 @@ class FunctionSession(Session):
             self.updates.ran_before = ran or self.updates.ran_before
             self.steps.close(state)
             if by_hand and rows.failed is not None:
-                self.tracker.judge.went_through(rows)
+                self.tracker.judge.applied_bad_update(rows)
 
     def _writes(self) -> list[int]:
         """Count the writes to each weight."""

@@ -141,7 +141,7 @@ class Program(BaseAdapter):
         if judge.close_step() is not None:
             judge.settle(rows)
             if rows.failed is not None:  # no update of a program of its own is seen
-                judge.went_through(rows)
+                judge.applied_bad_update(rows)
 
     def _read(
         self, rows: Step, x: torch.Tensor, phase: Any, tensor: str, parameter: str | None

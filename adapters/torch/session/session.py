@@ -14,7 +14,8 @@ from anynan._diagnosis.lineage import Replay
 from anynan._diagnosis.rules.repair import Repair
 from anynan._diagnosis.trials import Attempt
 from anynan._readings.readings import Reading
-from anynan._steps.adapter import EVERY_OPERATION, BaseAdapter, Rise
+from anynan._steps.adapter import BaseAdapter
+from anynan._steps.framework import EVERY_OPERATION, Escalation
 from anynan._steps.tracked import Tracked
 from anynan.torch.call import noted
 from anynan.torch.call.models import Models, given
@@ -261,7 +262,7 @@ class Session(BaseAdapter):
         self.ranks.replayed()
         return self.replays.run(self.threads.owner(self.threads.state()), reading)
 
-    def rise(self) -> Rise:
+    def escalation(self) -> Escalation:
         """Watch every operation of the next steps."""
         return EVERY_OPERATION
 

@@ -100,7 +100,7 @@ class Steps:
 
     def check_weights(self) -> None:
         """Look at every weight and buffer once, as at attach."""
-        bad = self.tracker.judge.not_meant(self.weights.bad())
+        bad = self.tracker.judge.not_intended(self.weights.bad())
         if not bad:
             self.tracker.judge.known_clean(self.tracker.step)
             return

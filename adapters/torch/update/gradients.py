@@ -101,7 +101,7 @@ class Gradients:
             if written is not None:
                 for order, grad in self._confirm(rows, written):
                     self._steps.flag(state, rows, order, grad)
-            if self._steps.tracker.judge.guards:
+            if self._steps.tracker.judge.norms.on:
                 with state.aside():
                     self._steps.tracker.judge.guard(rows)
         elif not later:
@@ -136,7 +136,7 @@ class Gradients:
         found: list[tuple[int, Any]] = []
         open_ = [i for i, size in enumerate(sizes) if not size <= sites[i].limit]
         nan = next((i for i in open_ if math.isnan(sizes[i])), None)
-        if nan is not None and self._steps.tracker.judge.is_spoilt(rows):
+        if nan is not None and self._steps.tracker.judge.is_corrupted(rows):
             found = [(start + nan, written.gradients[nan])]  # one is enough to say so
             open_ = []
         values = {i: plain(written.gradients[i]) for i in open_}

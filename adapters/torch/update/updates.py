@@ -187,7 +187,7 @@ class Updates:
             if rows.pending is not None:
                 self.fail(state, rows)
         if rows.failed is not None:
-            self.tracker.judge.went_through(rows)
+            self.tracker.judge.applied_bad_update(rows)
 
     def skipped(self, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler) -> None:
         """Read the gradients for which a scaler skips an update, if none was seen bad so far."""

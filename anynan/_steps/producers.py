@@ -5,10 +5,9 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from anynan._steps.judge import Judge
+from anynan._steps.subject import Subject
 
 # Tells whether another array lies in the same memory.
 Memory = Callable[[Any], bool]
@@ -18,7 +17,7 @@ MANY = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Maker:
+class Producer:
     """Say what of a watched model may be what another was given.
 
     Attributes:
@@ -36,7 +35,7 @@ class Maker:
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    judge: "weakref.ref[Judge]"
+    subject: weakref.ref[Subject]
     name: str
     step: int
     memory: Memory | None
@@ -53,36 +52,36 @@ def count() -> int:
     return _made[-1].number + 1 if _made else 0
 
 
-def note(judge: "Judge", name: str, step: int, memory: Memory | None, *, own: bool) -> None:
+def note(subject: Subject, name: str, step: int, memory: Memory | None, *, own: bool) -> None:
     """Remember something bad that left a watched layer or function.
 
     Args:
-        judge: Of its tracker.
-        name: What is tracked.
+        subject: What is tracked.
+        name: By which reports call it.
         step: In which it was read.
         memory: Where it lies, None where that is not known.
         own: False if bad data had come in, which may be what it is.
     """
     thread = threading.get_ident()
-    _made.append(_Made(weakref.ref(judge), name, step, memory, own, thread, count()))
+    _made.append(_Made(weakref.ref(subject), name, step, memory, own, thread, count()))
 
 
-def maker(judge: "Judge", value: Any, since: float) -> Maker | None:
+def producer(subject: Subject, value: Any, since: float) -> Producer | None:
     """Give what is known of the origin of something bad that a model was given.
 
     Args:
-        judge: Of the tracker of that model.
+        subject: That model.
         value: What it was given, None if it is gone.
         since: What was remembered when its last step ended.
     """
     near = None
     for made in reversed(tuple(_made)):
-        other = made.judge()
+        other = made.subject()
         if value is not None and made.memory is not None and made.memory(value):
-            return Maker(made.name, made.step, certain=True, itself=other is judge)
-        if other is None or other.adapter is None:
+            return Producer(made.name, made.step, certain=True, itself=other is subject)
+        if other is None or other.watched_by is None:
             continue  # it is tracked no more: only what it gave is known
-        here = made.own and made.thread == threading.get_ident() and other is not judge
+        here = made.own and made.thread == threading.get_ident() and other is not subject
         if here and near is None and made.number >= since:
-            near = Maker(made.name, made.step, certain=False)
+            near = Producer(made.name, made.step, certain=False)
     return near

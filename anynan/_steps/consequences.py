@@ -1,0 +1,209 @@
+"""What follows from a fault that was reported before: it is counted there, and no fault of its own.
+
+After ``action="warn"`` or a callback the program goes on with what a failed step left behind: bad
+weights, a bad buffer, outputs that it hands back in, or the same batch again.
+"""
+
+import weakref
+from dataclasses import replace
+from typing import Any
+
+from anynan._diagnosis.evidence import BadParameter
+from anynan._readings.readings import Reading
+from anynan._readings.step import Step
+from anynan._steps import messages
+from anynan._steps.notes import Notes
+from anynan._steps.producers import Producer
+from anynan._steps.record import Record
+from anynan._steps.subject import Subject
+from anynan._steps.weights import Weights
+from anynan.events import NON_FINITE, Event, Kind
+
+MAX_INPUTS = 100
+
+
+class Consequences:
+    """Know what earlier failed steps left behind.
+
+    Attributes:
+        inputs: Steps that failed by what came in, by a key that knows the same bad values again.
+        continued: The last failed step after which the program went on.
+    """
+
+    def __init__(self, subject: Subject, record: Record, notes: Notes, weights: Weights) -> None:
+        self._subject, self._record, self._notes = subject, record, notes
+        self._weights = weights
+        self.inputs: dict[Any, Step] = {}
+        self.continued: Step | None = None
+        # The step since which weights are bad: its update was made all the same, or it found them
+        # so.
+        self._corrupting: Step | None = None
+        # What was seen to come of bad weights; None where all may.
+        self._seen: set[tuple[Any, ...]] | None = None
+        self._cleared = False  # whether a clean step came after them
+        # The one of these weights by which a later step sees that they still are bad.
+        self._witness: BadParameter | None = None
+        # The last step that was bad, and the one whose event stands for it.
+        self._bad: tuple[int, Step | None] = -1, None
+        record.replaced.append(weakref.WeakMethod(self._replace))
+
+    def _replace(self, event: Event, new: Event) -> None:
+        """Have steps that failed by an event know its successor."""
+        for step in (self.continued, self._corrupting, self._bad[1], *self.inputs.values()):
+            if step is not None and step.failed is event:
+                step.failed = new
+
+    # Is it one?
+
+    @property
+    def wait(self) -> bool:
+        """Tell whether a clean step has to be looked at for what an earlier one left behind."""
+        return self._corrupting is not None
+
+    def explain(self, step: Step, reading: Reading, kind: Kind, later: int) -> bool:
+        """Tell whether a reading is bad because of an earlier fault; count it there then."""
+        if kind not in NON_FINITE or reading.phase == "input":
+            return False
+        if self._handed_back(step, later):
+            return True
+        first = self._corrupting
+        if first is None or first is step or reading.step < first.number:
+            return False
+        key = (reading.layer, reading.phase, kind)
+        if self._seen is not None and (self._cleared or key not in self._seen):
+            return False
+        if self._repaired():
+            return False
+        self._count(step, first, 1 + later, self._since(first))
+        return True
+
+    def _handed_back(self, step: Step, later: int) -> bool:
+        """Tell whether a model was given what it gave itself in a step that was reported."""
+        for item in step.pending_inputs:
+            producer: Producer | None = step.makers.get(item.reading.site.tensor)
+            if producer is not None and producer.itself and producer.step == self._bad[0]:
+                first = self._bad[1]
+                assert first is not None
+                said = f"what {producer.name} is given comes from its own step {first.failed.step}"
+                self._count(step, first, 1 + later, f"{said}, which was reported")
+                return True
+        return False
+
+    def explain_event(self, step: Step, event: Event, key: tuple[Any, ...]) -> bool:
+        """Tell whether an event is about a weight or a buffer that an earlier step corrupted."""
+        first, earlier, name = self._corrupting, self.continued, event.parameter
+        if first is not None and first is not step and event.phase in ("parameter", "optimizer"):
+            same = not self._cleared or name == first.failed.parameter
+            if same and name not in self._weights.bad_buffers():
+                if self._seen is not None:
+                    self._seen.add(key)
+                self._count(step, first, 1 + event.spread.count, self._since(first))
+                return True
+        if earlier is None or event.phase != "parameter" or earlier.number >= step.number:
+            return False
+        weights = self._weights
+        clean = weights.clean is not None and weights.clean > earlier.number
+        if clean or name not in weights.bad_buffers() or name in weights.intended:
+            return False
+        number = earlier.failed.step
+        said = f"{name} is bad since step {number}, which went on although it was reported"
+        self._count(step, earlier, 1 + event.spread.count, said)
+        return True
+
+    def is_corrupted(self, step: Step | None = None) -> bool:
+        """Tell whether weights are bad since a step before, which was reported."""
+        first = self._corrupting
+        if first is None or (step is not None and (first is step or step.number < first.number)):
+            return False
+        return not (self._seen is not None and self._cleared) and not self._repaired()
+
+    def _repaired(self) -> bool:
+        """Look at one weight that was bad, at all only where it is good; forget it if they are."""
+        if self._witness is None or not self._subject.adapter.is_bad(self._witness):
+            bad = self._weights.bad()
+            self._witness = min(bad, key=lambda item: item.summary.size, default=None)
+        if self._witness is None:
+            self._corrupting = None
+        return self._witness is None
+
+    def _since(self, first: Step) -> str:
+        step = first.failed.step
+        if self._seen is not None:
+            return f"the weights are bad since step {step}, which went on although it was reported"
+        return (
+            f"the weights are bad since the update of step {step}, which was made although that "
+            "step was reported"
+        )
+
+    def _count(self, step: Step, first: Step, count: int, said: str) -> None:
+        """Count what is bad in a step as spread of the event of an earlier one."""
+        event: Event = first.failed
+        count += event.spread.count
+        step.follows, self._bad = True, (step.number, first)
+        step.failed = first.failed = replace(event, spread=replace(event.spread, count=count))
+        step.skip = step.skip or self._subject.action == "skip"
+        self._record.replace(event, first.failed)
+        action = self._subject.options.action
+        name = repr(action) if isinstance(action, str) else "a function"
+        self._notes.mention(messages.WEIGHTS_BAD_SINCE(since=said, action=name))
+
+    # What may follow from a step.
+
+    def goes_on(self, step: Step) -> bool:
+        """Tell whether the program goes on with what a failed step of its own left behind."""
+        return not (step.follows or self._stops(step))
+
+    def _stops(self, step: Step) -> bool:
+        return self._subject.action in ("raise", "skip") or step.skip
+
+    def begin(self, step: Step, event: Event) -> None:
+        """Remember a step that found weights bad, if the program goes on with them."""
+        found = event.phase in ("parameter", "optimizer") and event.kind in NON_FINITE
+        goes_on = not self._stops(step) or self._subject.action == "skip"
+        if not (found and goes_on) or event.parameter in self._weights.bad_buffers():
+            return
+        self._corrupting, self._seen, self._cleared = step, set(), False
+        if event.order < len(step.lo) and event.rank == self._subject.adapter.rank():
+            reading = step.reading(event.order)
+            self._seen.add((reading.layer, reading.phase, reading.kind))
+
+    def applied(self, step: Step) -> None:
+        """Note that a failed step's update was made all the same: what is bad later may be its."""
+        if self.goes_on(step):
+            self._corrupting, self._seen, self._cleared = step, None, False
+
+    def settle(self, step: Step) -> None:
+        """Note what an ended step leaves behind; look at the weights once after a clean one."""
+        if step.failed is not None and self.goes_on(step):
+            self.continued, self._bad = step, (step.number, step)
+        if self._corrupting is None or step.failed is not None:
+            self._cleared = False
+        elif not self._cleared and self._subject.watched_by is not None:
+            self._cleared = not self._repaired()
+
+    def begin_again(self, step: Step) -> None:
+        """Let what failed as weights were looked at before a step not fail the step."""
+        if self._corrupting is step:
+            self._corrupting = Step(step.number)
+            self._corrupting.failed = step.failed
+        step.failed = None
+
+    # The same input again.
+
+    def remember_input(self, key: Any, step: Step) -> None:
+        """Remember a step that failed by what came in, if the program goes on.
+
+        Args:
+            key: By which the same bad values are known again.
+            step: The step.
+        """
+        failed: Event | None = step.failed
+        if failed is not None and failed.phase == "input" and self.goes_on(step):
+            self.inputs[key] = step
+            if len(self.inputs) > MAX_INPUTS:
+                del self.inputs[next(iter(self.inputs))]
+
+    def came_again(self, step: Step, first: Step) -> None:
+        """Count a step that was given what failed an earlier one; it is not looked into."""
+        said = f"the same bad values came in as in step {first.failed.step}, which was reported"
+        self._count(step, first, 1, said)

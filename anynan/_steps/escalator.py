@@ -1,0 +1,78 @@
+"""Look closer at the next steps, where a fault was not reproduced."""
+
+from dataclasses import replace
+
+from anynan._readings.step import Step
+from anynan._steps.actions import Actions
+from anynan._steps.consequences import Consequences
+from anynan._steps.framework import Escalation
+from anynan._steps.messages import WATCHED_CLOSELY
+from anynan._steps.notes import Notes
+from anynan._steps.subject import Subject
+from anynan.events import Event
+
+# So often a tracker looks closer.
+MOST = 3
+
+
+class Escalator:
+    """Have the next steps watched operation by operation, until the fault comes back."""
+
+    def __init__(
+        self, subject: Subject, actions: Actions, consequences: Consequences, notes: Notes
+    ) -> None:
+        self._subject, self._actions = subject, actions
+        self._consequences, self._notes = consequences, notes
+        self._what: Escalation | None = None
+        # Steps still to be watched so, since which, and how often that began.
+        self._left = self._since = self._times = 0
+
+    @property
+    def on(self) -> bool:
+        """Tell whether the steps are watched closer than asked for."""
+        return bool(self._left)
+
+    @property
+    def level(self) -> str:
+        """Give the level of the step that begins.
+
+        What follows from weights that are known to be bad is not looked into.
+        """
+        given = self._subject.options.level
+        level = "operation" if self._left else given
+        if level == "operation" and self._consequences.is_corrupted():
+            return "layer" if given == "operation" else given
+        return level
+
+    def begin(self, step: Step, event: Event) -> Event:
+        """Look closer from the next step on; say so in the event that was not reproduced."""
+        goes_on = self._subject.action not in ("raise", "off") and not self._actions.soft
+        target = self._subject.target
+        over = target is None or target.fn is None  # the model is gone
+        done = self.level == "operation" or over or self._times >= MOST
+        what = self._subject.adapter.escalation() if goes_on and not done else None
+        if what is None:
+            return event
+        self._times += 1
+        self._what, self._left, self._since = what, what.steps, step.number
+        note = WATCHED_CLOSELY(what=what.begins.format(steps=what.steps))
+        return replace(event, notes=(*event.notes, note))
+
+    def end(self, step: Step, event: Event) -> Event:
+        """Look closer no longer, once an operation is named; say so in its event."""
+        if self._what is None or not self._left or step.number <= self._since:
+            return event
+        self._left = 0
+        note = f"found because {self._what.found.format(step=self._since + 1)}"
+        return replace(event, notes=(*event.notes, note))
+
+    def settle(self, step: Step) -> None:
+        """Count a step that was watched operation by operation."""
+        if self._what is None or not self._left or step.number <= self._since:
+            return
+        self._left -= 1
+        if not self._left:
+            self._notes.mention(
+                f"what was not reproduced in step {self._since} did not come back in "
+                f"{self._what.steps} steps: {self._what.over}"
+            )

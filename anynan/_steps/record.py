@@ -1,0 +1,156 @@
+"""The events of one tracker: listed, counted, logged and put into words."""
+
+import threading
+import weakref
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from anynan._base.notices import warn
+from anynan._diagnosis.investigation import place
+from anynan._reports.logs import log
+from anynan._reports.report import render, render_line
+from anynan._steps.subject import Subject
+from anynan.events import Event
+
+MAX_EVENTS = 10_000
+# Of one origin so many are reported in a row, then each tenth, hundredth and so on.
+REPORTED = 3
+# What is said where no second run showed the operation.
+_UNSEEN = (None, "unknown", "made_between_layers")
+
+
+class Record:
+    """Keep the events, those of one origin as one.
+
+    Attributes:
+        counts: How many there were of each severity, and how many that were ``"expected"``.
+        listeners: What is written along, as a run's file; each takes events and ended steps.
+        replaced: Called with an event and with what stands in its place from now on; held weakly.
+    """
+
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
+        self.lock = threading.RLock()
+        self.counts: Counter[str] = Counter()
+        self.listeners: list[Any] = []
+        self.replaced: list[weakref.WeakMethod[Callable[[Event, Event], None]]] = []
+        self._events: deque[Event] = deque(maxlen=MAX_EVENTS)
+        self._turns: deque[int] = deque(maxlen=MAX_EVENTS)  # of the events, among all trackers'
+        # Of each origin and each place a list of one: the event that stands for all.
+        self._first: dict[Any, list[Event]] = {}
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """Return the recorded events, oldest first."""
+        with self.lock:
+            return tuple(self._events)
+
+    @property
+    def turns(self) -> tuple[int, ...]:
+        """Number the events in the order in which those of all trackers came."""
+        with self.lock:
+            return tuple(self._turns)
+
+    def clear(self) -> None:
+        """Forget the events."""
+        with self.lock:
+            for held in (self._events, self._turns, self.counts, self._first):
+                held.clear()
+
+    def add(self, event: Event) -> None:
+        """Count an event and list it."""
+        event = self._subject.signed(event)
+        with self.lock:
+            self.counts["expected" if event.expected else event.severity] += 1
+        self.keep(event)
+
+    def keep(self, event: Event) -> None:
+        """List an event, log it, and have it written where the run is."""
+        turn = log(event)
+        with self.lock:
+            self._events.append(event)
+            self._turns.append(turn)
+            for listener in self.listeners:
+                listener.event(event)
+
+    def replace(self, event: Event, new: Event) -> None:
+        """Put a recorded event's successor in its place."""
+        for ref in self.replaced:
+            replaced = ref()
+            if replaced is not None:
+                replaced(event, new)
+        with self.lock:
+            for first in self._first.values():
+                if first[0] is event:
+                    first[0] = new
+            for i in range(len(self._events) - 1, -1, -1):
+                if self._events[i] is event:
+                    self._events[i] = new
+                    for listener in self.listeners:
+                        listener.event(new, instead=event)
+                    return
+
+    def add_or_count(self, event: Event) -> Event:
+        """Record an event, or count it with the one of the same origin; give what stands for it."""
+        cause, operation = event.cause, event.operation
+        tag = None if cause is None else cause.tag
+        # Other rows of another batch are no repetition.
+        held = "" if cause is None or event.phase != "input" else cause.evidence
+        origin: tuple[Any, ...] = (event.phase, event.layer, event.kind, event.parameter, tag, held)
+        if operation is not None:
+            origin = (*origin, operation.name, operation.source)
+        here = place(event.phase, event.layer, event.parameter)
+        with self.lock:
+            first = self._first.get(origin)
+            if first is None and operation is None and tag in _UNSEEN:
+                # Nothing was looked for any more.
+                first = self._first.get(here) or self._first.get(event.spread.surfaced)
+            if first is None:
+                self.add(event)
+                first = self._first[origin] = [event]
+                for where in (here, event.spread.surfaced):
+                    self._first.setdefault(where, first)
+                return event
+            self.counts[event.severity] += 1
+            self.replace(first[0], replace(first[0], times=first[0].times + 1))
+        log(event if operation is not None else first[0], again=True)
+        return first[0]
+
+    # In words.
+
+    @property
+    def _among_others(self) -> bool:
+        target = self._subject.target
+        return target is not None and target.among_others
+
+    def text(self, event: Event) -> str:
+        """Put an event into words, in full."""
+        adapter = self._subject.watched_by  # it may be removed by now
+        here = None if adapter is None else adapter.rank()
+        return render(event, here=here, which=self._among_others)
+
+    def warn_of(self, suspect: Event) -> None:
+        """Warn of a suspect in a line, unless everything is only recorded."""
+        if self._subject.action != "record":
+            warn(render_line(suspect, which=self._among_others))
+
+    def report(self, event: Event, first: Event, note: str = "") -> None:
+        """Warn of an event: in full the first time, then in a line with a count.
+
+        Nothing is said where so many were reported that the count alone says nothing new.
+
+        Args:
+            event: What happened.
+            first: What stands for all of its origin.
+            note: What was done about it.
+        """
+        times = first.times
+        if first is event:
+            text = self.text(event)
+            warn(f"{text}\n\n  {note}" if note else text)
+        elif note or times <= REPORTED or set(str(times)[1:]) == {"0"}:
+            named = event if event.operation is not None else replace(first, times=1)
+            line = render_line(named, which=self._among_others)
+            warn(f"{line}; {times} times since step {first.step}{note and '; '}{note}")
