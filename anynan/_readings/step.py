@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from operator import neg
 from typing import Any
 
 from anynan._readings.readings import Reading, Site, known
@@ -132,7 +131,10 @@ class Step:
 
     def add_norms(self, sites: list[Site], norms: list[float]) -> None:
         """Append readings of gradients by their norms, which bound their values."""
-        self.extend(sites, [0] * len(sites), map(neg, norms), norms)
+        self.sites += sites
+        self.calls += [0] * len(sites)
+        self.lo += [-norm for norm in norms]
+        self.hi += norms
 
     def reserve(self, site: Site, call: int) -> int:
         """Append a reading whose values come later, with ``fill``; return its order."""
@@ -266,13 +268,6 @@ class Step:
         self.seen = seen
 
     # How it goes on.
-
-    @property
-    def waits(self) -> bool:
-        """Tell whether something is to be decided at its end."""
-        undecided = self.carrying or self.left or self.pending_inputs
-        open_ = self.pending is not None or self.held is not None or self.failed is not None
-        return bool(undecided) or open_
 
     def hold(self) -> None:
         """Have what is bad wait until every rank knows of it."""

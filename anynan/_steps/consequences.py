@@ -28,6 +28,8 @@ class Consequences:
     Attributes:
         inputs: Steps that failed by what came in, by a key that knows the same bad values again.
         continued: The last failed step after which the program went on.
+        corrupting: The step since which weights are bad: its update was made all the same, or it
+            found them so.
     """
 
     def __init__(self, subject: Subject, record: Record, notes: Notes, weights: Weights) -> None:
@@ -35,9 +37,7 @@ class Consequences:
         self._weights = weights
         self.inputs: dict[Any, Step] = {}
         self.continued: Step | None = None
-        # The step since which weights are bad: its update was made all the same, or it found them
-        # so.
-        self._corrupting: Step | None = None
+        self.corrupting: Step | None = None
         # What was seen to come of bad weights; None where all may.
         self._seen: set[tuple[Any, ...]] | None = None
         self._cleared = False  # whether a clean step came after them
@@ -49,16 +49,11 @@ class Consequences:
 
     def _replace(self, event: Event, new: Event) -> None:
         """Have steps that failed by an event know its successor."""
-        for step in (self.continued, self._corrupting, self._bad[1], *self.inputs.values()):
+        for step in (self.continued, self.corrupting, self._bad[1], *self.inputs.values()):
             if step is not None and step.failed is event:
                 step.failed = new
 
     # Is it one?
-
-    @property
-    def wait(self) -> bool:
-        """Tell whether a clean step has to be looked at for what an earlier one left behind."""
-        return self._corrupting is not None
 
     def explain(self, step: Step, reading: Reading, kind: Kind, later: int) -> bool:
         """Tell whether a reading is bad because of an earlier fault; count it there then."""
@@ -66,7 +61,7 @@ class Consequences:
             return False
         if self._handed_back(step, later):
             return True
-        first = self._corrupting
+        first = self.corrupting
         if first is None or first is step or reading.step < first.number:
             return False
         key = (reading.layer, reading.phase, kind)
@@ -91,7 +86,7 @@ class Consequences:
 
     def explain_event(self, step: Step, event: Event, key: tuple[Any, ...]) -> bool:
         """Tell whether an event is about a weight or a buffer that an earlier step corrupted."""
-        first, earlier, name = self._corrupting, self.continued, event.parameter
+        first, earlier, name = self.corrupting, self.continued, event.parameter
         if first is not None and first is not step and event.phase in ("parameter", "optimizer"):
             same = not self._cleared or name == first.failed.parameter
             if same and name not in self._weights.bad_buffers():
@@ -112,7 +107,7 @@ class Consequences:
 
     def is_corrupted(self, step: Step | None = None) -> bool:
         """Tell whether weights are bad since a step before, which was reported."""
-        first = self._corrupting
+        first = self.corrupting
         if first is None or (step is not None and (first is step or step.number < first.number)):
             return False
         return not (self._seen is not None and self._cleared) and not self._repaired()
@@ -123,7 +118,7 @@ class Consequences:
             bad = self._weights.bad()
             self._witness = min(bad, key=lambda item: item.summary.size, default=None)
         if self._witness is None:
-            self._corrupting = None
+            self.corrupting = None
         return self._witness is None
 
     def _since(self, first: Step) -> str:
@@ -162,7 +157,7 @@ class Consequences:
         goes_on = not self._stops(step) or self._subject.action == "skip"
         if not (found and goes_on) or event.parameter in self._weights.bad_buffers():
             return
-        self._corrupting, self._seen, self._cleared = step, set(), False
+        self.corrupting, self._seen, self._cleared = step, set(), False
         if event.order < len(step.lo) and event.rank == self._subject.adapter.rank():
             reading = step.reading(event.order)
             self._seen.add((reading.layer, reading.phase, reading.kind))
@@ -170,22 +165,22 @@ class Consequences:
     def applied(self, step: Step) -> None:
         """Note that a failed step's update was made all the same: what is bad later may be its."""
         if self.goes_on(step):
-            self._corrupting, self._seen, self._cleared = step, None, False
+            self.corrupting, self._seen, self._cleared = step, None, False
 
     def settle(self, step: Step) -> None:
         """Note what an ended step leaves behind; look at the weights once after a clean one."""
         if step.failed is not None and self.goes_on(step):
             self.continued, self._bad = step, (step.number, step)
-        if self._corrupting is None or step.failed is not None:
+        if self.corrupting is None or step.failed is not None:
             self._cleared = False
         elif not self._cleared and self._subject.watched_by is not None:
             self._cleared = not self._repaired()
 
     def begin_again(self, step: Step) -> None:
         """Let what failed as weights were looked at before a step not fail the step."""
-        if self._corrupting is step:
-            self._corrupting = Step(step.number)
-            self._corrupting.failed = step.failed
+        if self.corrupting is step:
+            self.corrupting = Step(step.number)
+            self.corrupting.failed = step.failed
         step.failed = None
 
     # The same input again.

@@ -16,7 +16,11 @@ MOST = 3
 
 
 class Escalator:
-    """Have the next steps watched operation by operation, until the fault comes back."""
+    """Have the next steps watched operation by operation, until the fault comes back.
+
+    Attributes:
+        left: How many steps are still watched so.
+    """
 
     def __init__(
         self, subject: Subject, actions: Actions, consequences: Consequences, notes: Notes
@@ -24,13 +28,8 @@ class Escalator:
         self._subject, self._actions = subject, actions
         self._consequences, self._notes = consequences, notes
         self._what: Escalation | None = None
-        # Steps still to be watched so, since which, and how often that began.
-        self._left = self._since = self._times = 0
-
-    @property
-    def on(self) -> bool:
-        """Tell whether the steps are watched closer than asked for."""
-        return bool(self._left)
+        # Since which step, and how often that began.
+        self.left = self._since = self._times = 0
 
     @property
     def level(self) -> str:
@@ -39,7 +38,7 @@ class Escalator:
         What follows from weights that are known to be bad is not looked into.
         """
         given = self._subject.options.level
-        level = "operation" if self._left else given
+        level = "operation" if self.left else given
         if level == "operation" and self._consequences.is_corrupted():
             return "layer" if given == "operation" else given
         return level
@@ -54,24 +53,24 @@ class Escalator:
         if what is None:
             return event
         self._times += 1
-        self._what, self._left, self._since = what, what.steps, step.number
+        self._what, self.left, self._since = what, what.steps, step.number
         note = WATCHED_CLOSELY(what=what.begins.format(steps=what.steps))
         return replace(event, notes=(*event.notes, note))
 
     def end(self, step: Step, event: Event) -> Event:
         """Look closer no longer, once an operation is named; say so in its event."""
-        if self._what is None or not self._left or step.number <= self._since:
+        if self._what is None or not self.left or step.number <= self._since:
             return event
-        self._left = 0
+        self.left = 0
         note = f"found because {self._what.found.format(step=self._since + 1)}"
         return replace(event, notes=(*event.notes, note))
 
     def settle(self, step: Step) -> None:
         """Count a step that was watched operation by operation."""
-        if self._what is None or not self._left or step.number <= self._since:
+        if self._what is None or not self.left or step.number <= self._since:
             return
-        self._left -= 1
-        if not self._left:
+        self.left -= 1
+        if not self.left:
             self._notes.mention(
                 f"what was not reproduced in step {self._since} did not come back in "
                 f"{self._what.steps} steps: {self._what.over}"

@@ -26,18 +26,18 @@ class Inputs:
         self._suspects, self._notes = suspects, notes
         self._mentioned = False  # whether it was said that what comes in is reported elsewhere
 
-    def look_around(self, step: Step, reading: Reading, value: Any) -> None:
+    def look_around(self, step: Step, order: int, value: Any) -> None:
         """Remember what left the model bad, and find whether what came in left another so."""
-        phase = reading.phase
-        if phase not in ("input", "forward", "loss"):
+        site = step.sites[order]
+        if site.phase not in ("input", "forward", "loss"):
             return
         if value is None:
-            value = step.array(reading.order)
+            value = step.array(order)
         memory = None if value is None else self._subject.adapter.memory(value)
-        if phase == "input":
+        if site.phase == "input":
             found = producers.producer(self._subject, value, self._steps.since)
             if found is not None:
-                step.came_from(reading.site.tensor, found)
+                step.came_from(site.tensor, found)
             elif memory is not None:
                 step.brought.append(memory)
         elif not any(is_of(value) for is_of in step.brought):

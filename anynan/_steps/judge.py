@@ -6,7 +6,6 @@ that are made before it.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from anynan._diagnosis.evidence import BadParameter
 from anynan._readings.monitor import Monitor
@@ -30,7 +29,6 @@ from anynan._steps.subject import Subject, Target
 from anynan._steps.suspects import Suspects
 from anynan._steps.triage import Triage
 from anynan._steps.weights import Weights
-from anynan.events import Event
 from anynan.options import Options
 
 
@@ -121,21 +119,16 @@ class Judge:
             if step.failed is None:
                 self.actions.streak = 0
             else:
-                self._spread(step)
+                self.record.spread(step)
             self.consequences.settle(step)
             self._write(step)
 
     def _is_plain(self, step: Step) -> bool:
         """Tell whether an ended step is over as it is: all of it was judged, and nothing waits."""
-        busy = step.waits or self.record.listeners or self.norms.on or self.escalator.on
-        return not (busy or self.consequences.wait) and step.judged == len(step.lo)
-
-    def _spread(self, step: Step) -> None:
-        """Write into a failed step's event what turned bad after it was recorded."""
-        event: Event = step.failed
-        if step.spread > event.spread.count and event.step == step.number:
-            step.failed = replace(event, spread=replace(event.spread, count=step.spread))
-            self.record.replace(event, step.failed)
+        busy = self.record.listeners or self.norms.on or self.escalator.left
+        undecided = step.carrying or step.left or step.pending_inputs or step.pending or step.held
+        after = self.consequences.corrupting or step.failed
+        return not (busy or undecided or after) and step.judged == len(step.lo)
 
     def _write(self, step: Step) -> None:
         for listener in self.record.listeners:
@@ -151,7 +144,8 @@ class Judge:
         Returns:
             False if it is to be judged as any other.
         """
-        if self.record.listeners or self.escalator.on or self.consequences.wait:
+        busy = self.record.listeners or self.escalator.left
+        if busy or self.consequences.corrupting is not None:
             return False
         passed = self.steps.pass_over(sites, squares)
         self.actions.streak *= not passed

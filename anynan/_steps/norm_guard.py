@@ -12,19 +12,18 @@ from anynan._steps.subject import Subject
 
 
 class NormGuard:
-    """Judge the norms that a policy asks for."""
+    """Judge the norms, where a policy asks for it.
+
+    Attributes:
+        on: Whether it does.
+    """
 
     def __init__(self, subject: Subject, record: Record, notes: Notes, failures: Failures) -> None:
         self._subject, self._record = subject, record
         self._notes, self._failures = notes, failures
-        self._guard = Guard(subject.options.policy)
+        guard = self._guard = Guard(subject.options.policy)
         self._seen, self._unseen = False, 0
-        self.clear = self._guard.clear
-
-    @property
-    def on(self) -> bool:
-        """Tell whether a policy asks for the gradients' norms to be judged."""
-        return bool(self._guard.on)
+        self.on, self.clear = bool(guard.on), guard.clear
 
     def judge(self, step: Step, norm: float | None = None) -> None:
         """Judge the gradient norms read since the last time.
@@ -39,7 +38,7 @@ class NormGuard:
         """
         start, step.guarded = step.guarded, len(step.lo)
         judged = step.failed is not None or step.held is not None
-        if not self._guard.on or judged or self._subject.watched_by is None:
+        if not self.on or judged or self._subject.watched_by is None:
             return
         if norm is not None:
             norms, group, self._seen = {"": norm}, "", True

@@ -26,14 +26,9 @@ class OpenSteps:
         return step
 
     @property
-    def open(self) -> Step | None:
-        """Return this thread's open step, None if there is none."""
-        return getattr(self._local, "step", None)
-
-    @property
     def failed(self) -> Step | None:
         """Return this thread's open step if it failed."""
-        step = self.open
+        step: Step | None = getattr(self._local, "step", None)
         return None if step is None or step.failed is None else step
 
     def close(self, *, evaluation: bool = False) -> Step | None:
@@ -42,12 +37,13 @@ class OpenSteps:
         Args:
             evaluation: It was a call without gradients: no iteration of a training.
         """
-        step = self.open
+        step: Step | None = getattr(self._local, "step", None)
         if step is not None:
             self._local.step = None
             self._local.next = step.number + 1
             self._local.since = producers.count()
-            self._local.evaluated = self.evaluated + evaluation
+            if evaluation:
+                self._local.evaluated = self.evaluated + 1
         return step
 
     def pass_over(self, sites: list[Site], squares: list[float]) -> bool:
@@ -67,7 +63,7 @@ class OpenSteps:
     @property
     def number(self) -> int:
         """Give the number of this thread's step, from 0."""
-        step = self.open
+        step: Step | None = getattr(self._local, "step", None)
         return step.number if step is not None else getattr(self._local, "next", 0)
 
     @property

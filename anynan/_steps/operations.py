@@ -51,7 +51,7 @@ class Operations:
             why = f"the operations of step {step.number} could not be judged: {reason(error)}"
             self._notes.say(messages.STEPS_UNSEEN(why=why))
             return
-        for record in () if self._escalator.on else lineage.contained:
+        for record in () if self._escalator.left else lineage.contained:
             if record.output is None or record.output.kind is None:
                 continue
             self._record.counts["expected" if record.expected else "suspect"] += 1

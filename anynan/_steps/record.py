@@ -9,6 +9,7 @@ from typing import Any
 
 from anynan._base.notices import warn
 from anynan._diagnosis.investigation import place
+from anynan._readings.step import Step
 from anynan._reports.logs import log
 from anynan._reports.report import render, render_line
 from anynan._steps.subject import Subject
@@ -91,6 +92,13 @@ class Record:
                     for listener in self.listeners:
                         listener.event(new, instead=event)
                     return
+
+    def spread(self, step: Step) -> None:
+        """Write into a failed step's event what turned bad after it was recorded."""
+        event: Event = step.failed
+        if step.spread > event.spread.count and event.step == step.number:
+            step.failed = replace(event, spread=replace(event.spread, count=step.spread))
+            self.replace(event, step.failed)
 
     def add_or_count(self, event: Event) -> Event:
         """Record an event, or count it with the one of the same origin; give what stands for it."""

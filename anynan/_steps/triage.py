@@ -94,18 +94,18 @@ class Triage:
             return
         if step.follows:
             if step.sites[order].phase in ("forward", "loss"):  # another model may be given it
-                self._inputs.look_around(step, step.reading(order), value)
+                self._inputs.look_around(step, order, value)
             return
         judged = self._judged(step, order)
         if judged is None:
             return
         kind, severity = judged
-        reading = step.reading(order)
         if kind in NON_FINITE:
-            self._inputs.look_around(step, reading, value)
+            self._inputs.look_around(step, order, value)
         if step.failed is not None or step.held is not None:
             step.spread += self.is_bad(step, order)
             return
+        reading = step.reading(order)
         finding = Finding(step, reading, kind, severity, value, replayed)
         # The first that takes it decides it.
         deciding = (

@@ -13,11 +13,11 @@ from types import CodeType, FrameType
 from typing import Any, Self
 
 import anynan
-from anynan._steps.adapter import BaseAdapter
+from anynan._steps.framework import Framework
 
 PACKAGE = Path(anynan.__file__).parent
-# The base of all adapters is a part of each.
-ADAPTERS = ("torch/", "jax/", "tensorflow/", "keras/", "cupy/", "_steps/adapter.py")
+# What all adapters begin with is a part of each.
+ADAPTERS = ("torch/", "jax/", "tensorflow/", "keras/", "cupy/", "_steps/framework.py")
 # What says how it went, not what is done: words, rules and what an event is made of.
 _SAYS = ("_reports/", "_diagnosis/rules/", "events.py", "errors.py")
 Place = tuple[str, str]
@@ -29,7 +29,7 @@ class Walk:
 
     Attributes:
         functions: Each once, in the order in which they are first entered.
-        asked: What the core asks an adapter: methods of `BaseAdapter`, each once.
+        asked: What the core asks an adapter: methods of `Framework`, each once.
     """
 
     functions: list[Place] = field(default_factory=list)
@@ -74,7 +74,7 @@ class Walk:
             return
         self._callers.add(caller)
         question = place[1].rpartition(".")[2]
-        is_one = question in vars(BaseAdapter) and question not in ("call", *self.asked)
+        is_one = question in vars(Framework) and question not in ("call", *self.asked)
         if is_one and _is_adapter(place) and not _is_adapter(caller):
             self.asked.append(question)
 

@@ -124,7 +124,7 @@ class Gradients:
         if rows.follows:
             return []
         sites = written.sites
-        last = rows.last
+        last = len(rows.lo) - 1
         # What comes after may have been written by compiled graphs.
         while rows.sites[last] is not sites[-1]:
             last -= 1
