@@ -349,7 +349,7 @@ class Session(BaseAdapter):
             died = Step(watch, list(arrays), [], None, rows)
             self.settlement.broken(died, error, self.verdicts.table(watch))
             raise
-        ran = Step(watch, list(arrays), list(outs), words, rows, since=judge.since)
+        ran = Step(watch, list(arrays), list(outs), words, rows, since=judge.steps.since)
         judge.close_step()
         if kept is not None:
             kept.after(outs)
