@@ -4,7 +4,7 @@ import copy
 import json
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -425,6 +425,12 @@ def test_check_reads_two_numbers_and_summarize_one_summary() -> None:
         assert found.headroom == known.headroom
         assert found.mean == pytest.approx(known.mean)
         assert found.rms == pytest.approx(known.rms)
+
+
+@pytest.mark.tier(2)
+def test_what_has_no_elements_or_no_floats_is_summarised_as_on_the_cpu() -> None:
+    for x in (torch.ones(0, 3), torch.ones(3, dtype=torch.int64), torch.ones(2, 2).double()):
+        assert replace(anynan.summarize(x.to(SLATE)), device="cpu") == anynan.summarize(x)
 
 
 @pytest.mark.tier(2)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -255,7 +256,7 @@ def nonfinite(x: Any) -> bool:
 
 
 def measure(x: Any) -> Summary:
-    """Summarise a tensor on the host, block by block."""
+    """Summarise a tensor block by block, where it lies if its device can."""
     if plain(x) is None and (x.is_meta or _unwrap(x) is None or x.layout is not torch.strided):
         name = str(x.dtype).removeprefix("torch.")
         return Summary(tuple(x.shape), name, str(x.device), int(x.numel()))
@@ -263,8 +264,10 @@ def measure(x: Any) -> Summary:
     inner = x if local is None else local
     values = inner if inner.layout is torch.strided else _values(inner)
     values = (inner if values is None else values).detach()
-    near = values.dtype in _SINGLE and values.device.type not in ("cpu", "mps")
-    return _measure_there(values) if near else describe(values)
+    if values.device.type != "cpu" and values.dtype in _SINGLE and values.numel():
+        with suppress(RuntimeError, TypeError):  # a device without float64, or with no room
+            return _measure_there(values)
+    return describe(values)
 
 
 def _measure_there(x: torch.Tensor) -> Summary:
@@ -276,7 +279,7 @@ def _measure_there(x: torch.Tensor) -> Summary:
         size = wide.abs()
         numbers = (
             block.isnan().sum(), (block == math.inf).sum(), (block == -math.inf).sum(),
-            (block == 0).sum(), ((size > 0) & (size < limits.tiny)).sum(), bad.sum(),
+            (block == 0).sum(), ((size > 0) & (size < limits.tiny)).sum(),
             block.masked_fill(bad, math.inf).amin(), block.masked_fill(bad, -math.inf).amax(),
             wide.sum(), wide.square().sum(), bad.reshape(-1).byte().argmax(),
         )  # fmt: skip
@@ -285,13 +288,13 @@ def _measure_there(x: torch.Tensor) -> Summary:
     tally.top = np.log2(np.longdouble(limits.max))
     for block, row in zip(blocks(x, _BLOCK), bring(found), strict=True):
         part = Tally()
-        *counts, bad_ones, part.lo, part.hi, total, squares, at = row
+        *counts, part.lo, part.hi, total, squares, at = row
         part.nan, part.posinf, part.neginf, part.zero, part.subnormal = map(int, counts)
-        part.finite = block.numel() - int(bad_ones)
+        part.finite = block.numel() - part.bad
         part.absmax = max(-part.lo, part.hi) if part.finite else 0.0
         part.sums = [(0, total, squares)]
         tally.merge(part)
-        if first is None and bad_ones:
+        if first is None and part.bad:
             first = tuple(int(i) for i in np.unravel_index(start + int(at), x.shape))
         start += block.numel()
     return tally.summary(tuple(x.shape), DTYPE_NAME[x.dtype], str(x.device), first)

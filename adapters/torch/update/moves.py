@@ -7,7 +7,7 @@ import torch
 
 from anynan._readings.moves import due, moved, stride
 from anynan._readings.step import Step
-from anynan.torch.read.probes import plain
+from anynan.torch.read.probes import bring, plain
 from anynan.torch.weights.optimizers import Held
 
 
@@ -52,8 +52,7 @@ class Moves:
                 norms.append(torch.stack([(new.to(wide) - start).norm(), start.norm()]).double())
                 weights.append((layer, p.shape))
             if norms:
-                device = norms[0].device
-                moved(rows, weights, torch.stack([pair.to(device) for pair in norms]).tolist())
+                moved(rows, weights, bring(norms))
 
 
 _Kept = tuple[str, "weakref.ref[torch.Tensor]", torch.Tensor]
