@@ -1,12 +1,12 @@
 """From a bad reading to an event: an ordered table of what it may be, and who reports that."""
 
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from anynan._diagnosis import messages
-from anynan._diagnosis.causes import explain
 from anynan._diagnosis.evidence import Evidence
-from anynan._diagnosis.investigation import Investigation
+from anynan._diagnosis.investigation import Investigation, event_of
 from anynan._diagnosis.kinds import between, inputs, operations, outside, weights
 from anynan._diagnosis.rules.situation import Situation
 from anynan._readings.norms import NORM, Finding
@@ -26,32 +26,32 @@ class Row(NamedTuple):
     Attributes:
         name: What it is then.
         when: Gives what speaks for it, nothing if it is not that.
-        build: Makes the event of that; None if nothing is wrong.
+        build: Makes the event of that; None where nothing is wrong.
         note: What the report says beside it.
     """
 
     name: str
     when: Callable[[Investigation], Any]
-    build: Callable[[Investigation, Any], Event | None]
+    build: Callable[[Investigation, Any], Event] | None
     note: str = ""
 
 
 # The first row that holds is the report. What was seen stands before what is inferred, and what
 # came from outside before what the model is to blame for.
 TABLE = (
-    Row("an input beyond its limit", inputs.is_large, inputs.of_large),
-    Row("a mask", operations.is_mask, operations.of_mask),
-    Row("an input that a layer handed on", inputs.is_handed_on, inputs.of_handed_on),
-    Row("an input behind a bad loss", inputs.behind_loss, inputs.of_bad_input, inputs.INFERRED),
-    Row("a loss or gradient from outside", outside.came_in, outside.event),
-    Row("an input that an operation took", inputs.is_root, inputs.of_root),
-    Row("an input that was converted first", inputs.was_converted, inputs.of_bad_input),
-    Row("an input and nothing else", inputs.is_all_there_is, inputs.of_bad_input, inputs.INFERRED),
+    Row("an input beyond its limit", inputs.is_large, inputs.event),
+    Row("a mask", operations.is_mask, None),
+    Row("an input that a layer handed on", inputs.is_handed_on, inputs.event),
+    Row("an input behind a bad loss", inputs.behind_loss, inputs.event, inputs.INFERRED),
+    Row("a loss or gradient from outside", attrgetter("incoming"), outside.event),
+    Row("an input that an operation took", inputs.is_root, inputs.event),
+    Row("an input that was converted first", inputs.was_converted, inputs.event),
+    Row("an input and nothing else", inputs.is_all_there_is, inputs.event, inputs.INFERRED),
     Row("code between layers, as seen", between.is_root, between.of_root),
     Row("a weight or buffer", weights.find, weights.event),
     Row("code between layers, as read", between.was_given, between.of_given),
-    Row("a loss or gradient that nothing explains", outside.is_unexplained, outside.of_unexplained),
-    Row("an operation, or what was read", operations.is_all_else, operations.event),
+    Row("a loss or gradient that nothing explains", outside.is_unexplained, outside.event),
+    Row("an operation, or what was read", bool, operations.event),
 )
 
 
@@ -65,7 +65,7 @@ def diagnose(case: Investigation) -> Event | None:
     row, found = choose(case)
     if row.note:
         case.notes.append(row.note)
-    return row.build(case, found)
+    return None if row.build is None else row.build(case, found)
 
 
 def choose(case: Investigation) -> tuple[Row, Any]:
@@ -116,17 +116,12 @@ def norm_event(
         growth=finding.growth,
         finding=finding,
     )
-    return Event(
-        backend=evidence.backend,
-        layer=finding.layer,
-        phase="backward",
-        kind=finding.kind,
+    return event_of(
+        situation,
+        evidence,
         severity="bad" if bad else "suspect",
         step=rows.number,
         order=len(rows.lo),
-        tensor=NORM,
-        cause=explain(situation),
         trail=finding.layers,
         expected=expected,
-        rank=evidence.rank,
     )

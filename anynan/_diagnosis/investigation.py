@@ -7,9 +7,11 @@ from typing import Any
 
 from anynan._diagnosis import messages
 from anynan._diagnosis.agreement import CheckedPoint, divergence
+from anynan._diagnosis.causes import explain
 from anynan._diagnosis.evidence import Evidence
 from anynan._diagnosis.lineage import Lineage, OpRecord, Replay, trace
 from anynan._diagnosis.rules.repair import Repair
+from anynan._diagnosis.rules.situation import Situation
 from anynan._readings.monitor import Monitor
 from anynan._readings.policy import may_mask
 from anynan._readings.readings import Reading, Site
@@ -149,15 +151,15 @@ class Investigation:
             said = messages.GRADIENT_FINITE
         self.notes.append(said())
 
-    def event(self, **said: Any) -> Event:
-        """Make an event; what is not said is the reading's own."""
-        reading, known = self.reading, self.evidence
+    def event(self, situation: Situation | None = None, **said: Any) -> Event:
+        """Make an event; what is not said is the situation's, and the reading's own."""
+        reading = self.reading
         common = {
-            "backend": known.backend, "kind": self.kind, "severity": "bad", "step": reading.step,
-            "call": reading.call, "order": reading.order, "rank": known.rank,
-            "notes": tuple(dict.fromkeys((*self.notes, *known.notes))), "spread": self.spread,
+            "kind": self.kind, "severity": "bad", "step": reading.step, "call": reading.call,
+            "order": reading.order, "spread": self.spread,
+            "notes": tuple(dict.fromkeys((*self.notes, *self.evidence.notes))),
         }  # fmt: skip
-        return Event(**{**common, **said})
+        return event_of(situation, self.evidence, **{**common, **said})
 
     @property
     def spread(self) -> Spread:
@@ -179,6 +181,18 @@ class Investigation:
         if trail and layer is not None and self.kind in NON_FINITE:
             trail = (*trail[:-1], (layer, None))  # what was read of it may have been hidden again
         return trail
+
+
+def event_of(situation: Situation | None, evidence: Evidence, **said: Any) -> Event:
+    """Make an event; what is not said is the situation's own."""
+    s = situation
+    if s is not None:
+        said = {
+            "layer": s.layer, "phase": s.phase, "tensor": s.tensor, "parameter": s.parameter,
+            "summary": s.summary, "operation": operation(s.record), "then": operation(s.then),
+            **said, "kind": s.kind, "cause": said.get("cause") or explain(s),
+        }  # fmt: skip
+    return Event(backend=evidence.backend, rank=evidence.rank, **said)
 
 
 def _as_rows(passed: list[CheckedPoint], first: Step) -> Step:

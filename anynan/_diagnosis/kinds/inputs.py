@@ -4,8 +4,7 @@ from typing import Any
 
 from anynan._base.summary import Summary
 from anynan._diagnosis import messages
-from anynan._diagnosis.causes import explain
-from anynan._diagnosis.investigation import BadInput, Investigation, operation
+from anynan._diagnosis.investigation import BadInput, Investigation
 from anynan._diagnosis.lineage import OpRecord, Root
 from anynan._diagnosis.rules.circumstance import is_label
 from anynan._diagnosis.rules.evidence import seen
@@ -30,15 +29,11 @@ LIKELY_FIX = (
 )
 
 
-def is_large(case: Investigation) -> bool:
-    """Tell whether an input is too large: what is not finite waits for the harm it does."""
-    return case.reading.phase == "input"
-
-
-def of_large(case: Investigation, _: bool) -> Event:
-    """Report the input that was read."""
-    case.came_in = [BadInput(case.reading, case.kind, case.evidence)]
-    return _event(case, None, None)
+def is_large(case: Investigation) -> BadInput | None:
+    """Give an input that is too large: what is not finite waits for the harm it does."""
+    if case.reading.phase != "input":
+        return None
+    return BadInput(case.reading, case.kind, case.evidence)
 
 
 def is_handed_on(case: Investigation) -> bool:
@@ -46,11 +41,6 @@ def is_handed_on(case: Investigation) -> bool:
     found = case.lineage
     handed = found.outside is not None and found.outside.source == "handed"
     return case.rows.carried and (case.incoming or found.sink is None or handed)
-
-
-def of_handed_on(case: Investigation, _: bool) -> Event:
-    """Report what came in, by no operation."""
-    return _event(case, None, None)
 
 
 def behind_loss(case: Investigation) -> BadInput | None:
@@ -62,11 +52,6 @@ def is_root(case: Investigation) -> Root | None:
     """Give the input that an operation was seen taking bad values from."""
     root = case.lineage.outside
     return root if root is not None and root.source == "input" else None
-
-
-def of_root(case: Investigation, root: Root) -> Event:
-    """Report the input that was seen."""
-    return _event(case, case.lineage.origin, root.label)
 
 
 def was_converted(case: Investigation) -> BadInput | None:
@@ -98,11 +83,6 @@ def is_all_there_is(case: Investigation) -> BadInput | None:
     return guilty
 
 
-def of_bad_input(case: Investigation, guilty: BadInput) -> Event:
-    """Report the input that is to blame."""
-    return _event(case, case.lineage.origin, guilty.name)
-
-
 def to_blame(case: Investigation) -> BadInput | None:
     """Give what came in and was dealt with nowhere, as far as readings show."""
     for item in case.came_in:
@@ -116,9 +96,19 @@ def to_blame(case: Investigation) -> BadInput | None:
     return None
 
 
-def _event(case: Investigation, origin: OpRecord | None, label: str | None) -> Event:
-    """Report bad values that came in with the batch, and what first worked with them."""
-    guilty = next((item for item in case.came_in if label in (None, item.name)), None)
+def event(case: Investigation, found: BadInput | Root | bool) -> Event:
+    """Report bad values that came in with the batch, and what first worked with them.
+
+    Args:
+        case: What is known.
+        found: The input, or what a second run says of it; True for the first one there is, and no
+            operation.
+    """
+    origin = None if found is True else case.lineage.origin
+    guilty = found if isinstance(found, BadInput) else None
+    label = found.label if isinstance(found, Root) else None
+    if guilty is None:
+        guilty = next((item for item in case.came_in if label in (None, item.name)), None)
     name = label if guilty is None else guilty.name
     if name in case.rows.makers:
         return _made_by_another(case, origin, name, guilty)
@@ -136,16 +126,8 @@ def _event(case: Investigation, origin: OpRecord | None, label: str | None) -> E
     situation = Situation(
         "input", kind, layer=layer, tensor=tensor, summary=summary, rows=rows, record=origin
     )
-    said: dict[str, Any] = {"layer": layer, "kind": kind, "order": order, "tensor": tensor}
-    if case.reading.phase == "input":
-        said["spread"] = Spread(case.later)
-    return case.event(
-        phase="input",
-        summary=summary,
-        operation=operation(origin),
-        cause=explain(situation),
-        **said,
-    )
+    spread = Spread(case.later) if case.reading.phase == "input" else case.spread
+    return case.event(situation, order=order, spread=spread)
 
 
 def _made_by_another(

@@ -3,35 +3,25 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
-from anynan._base.summary import Summary
 from anynan._diagnosis import messages
-from anynan._diagnosis.causes import advise, explain
+from anynan._diagnosis.causes import advise
 from anynan._diagnosis.evidence import Evidence
-from anynan._diagnosis.investigation import Investigation, operation, place
+from anynan._diagnosis.investigation import Investigation, event_of, place
 from anynan._diagnosis.kinds import weights
 from anynan._diagnosis.lineage import Lineage, OpRecord
 from anynan._diagnosis.rules.repair import Repair
 from anynan._diagnosis.rules.situation import Situation
 from anynan._readings.readings import Reading, Site
 from anynan._readings.step import Step
-from anynan.events import Event, Kind, Phase, Spread
+from anynan.events import Event, Spread
 
 _EDGES = 4
 
 
-class _Subject(NamedTuple):
-    """Say what an event is about."""
-
-    layer: str | None
-    phase: Phase
-    kind: Kind
-    tensor: str
-    call: int
-    parameter: str | None
-    summary: Summary | None
-    surfaced: str | None = None
+# What an event takes of the operation itself.
+_RAN = ("call", "expected", "iteration", "shard")
 
 
 def is_mask(case: Investigation) -> bool:
@@ -42,15 +32,6 @@ def is_mask(case: Investigation) -> bool:
     own = [s for s in shown if (s.phase, s.layer) == ("forward", case.reading.layer)]
     alone = case.lineage.placed_only and bool(shown)
     return alone or (bool(own) and all(sink in case.lineage.spared for sink in own))
-
-
-def of_mask(_case: Investigation, _: bool) -> None:
-    """Report nothing."""
-
-
-def is_all_else(_case: Investigation) -> bool:
-    """Hold for whatever is left."""
-    return True
 
 
 def event(case: Investigation, _: bool) -> Event:
@@ -72,82 +53,77 @@ def _event(case: Investigation, lineage: Lineage) -> Event:
     if origin is not None and origin.phase != "backward":
         # Results may be read after gradients: what the step returned bad was not hidden in it.
         harmed = next((s.phase for s in _forward_and_bad(case)), harmed)
-    subject = _of_reading(case) if origin is None else _of_operation(case, origin)
+    subject, surfaced = _of_reading(case), None
+    if origin is not None:
+        subject, surfaced = _of_operation(case, origin, subject)
     hidden = None if origin is None else _hidden_before(origin, lineage)
     if hidden is not None:
         case.notes.append(messages.HIDDEN_BEFORE(layer=hidden.layer))
-    cause, code = advise(
-        Situation(
-            phase=subject.phase,
-            kind=subject.kind,
-            layer=subject.layer,
-            tensor=subject.tensor,
-            parameter=subject.parameter,
-            summary=subject.summary,
-            record=origin,
-            then=then,
-            growth=history.curve(case.reading.site),
-            scale=case.evidence.scale if case.rows.scale is None else float(case.rows.scale),
-            surfaced=harmed if subject.phase != harmed else None,
-            overwritten=origin is None and _is_overwritten(case),
-            watched=case.watched,
-            trained=case.trained or history.trains(case.rows.sites),
-            **_updated(case, subject),
-        )
+    situation = Situation(
+        record=origin,
+        then=then,
+        growth=history.curve(case.reading.site),
+        scale=case.evidence.scale if case.rows.scale is None else float(case.rows.scale),
+        surfaced=harmed if subject["phase"] != harmed else None,
+        overwritten=origin is None and _is_overwritten(case),
+        watched=case.watched,
+        trained=case.trained or history.trains(case.rows.sites),
+        **subject,
+        **_updated(case, subject),
     )
+    cause, code = advise(situation)
+    ran = {} if origin is None else {name: getattr(origin, name) for name in _RAN}
     if origin is not None:
         case.repair = Repair.of(origin, code)
-    said = subject._asdict()
+    call = ran.get("call", case.reading.call)
     return case.event(
-        operation=operation(origin),
+        situation,
         cause=cause,
-        trail=case.trail(subject.layer, subject.phase, subject.call),
-        spread=Spread(case.later, said.pop("surfaced")),
-        expected=None if origin is None else origin.expected,
-        iteration=None if origin is None else origin.iteration,
-        shard=None if origin is None else origin.shard,
-        then=operation(then),
-        **said,
+        trail=case.trail(situation.layer, situation.phase, call),
+        spread=Spread(case.later, surfaced),
+        **ran,
     )
 
 
-def _updated(case: Investigation, subject: _Subject) -> dict[str, Any]:
+def _updated(case: Investigation, subject: dict[str, Any]) -> dict[str, Any]:
     """Give what is known of a weight that an update made bad."""
-    if subject.phase == "optimizer" and subject.parameter is not None:
+    if subject["phase"] == "optimizer" and subject["parameter"] is not None:
         for item in case.evidence.weights():
-            if item.name == subject.parameter:
+            if item.name == subject["parameter"]:
                 return {"gradient": item.gradient, "state": item.state, "settings": item.settings}
     return {}
 
 
-def _of_reading(case: Investigation) -> _Subject:
-    reading, site = case.reading, case.reading.site
-    return _Subject(
-        site.layer, site.phase, case.kind, site.tensor, reading.call, site.parameter,
-        case.evidence.summary,
-    )  # fmt: skip
+def _of_reading(case: Investigation) -> dict[str, Any]:
+    """Say what was read, as an event names it."""
+    site = case.reading.site
+    return {
+        "layer": site.layer, "phase": site.phase, "kind": case.kind, "tensor": site.tensor,
+        "parameter": site.parameter, "summary": case.evidence.summary,
+    }  # fmt: skip
 
 
-def _of_operation(case: Investigation, origin: OpRecord) -> _Subject:
-    """Say where an operation made bad values, and where they were read."""
-    read = _of_reading(case)
-    here = (origin.layer, origin.phase) == (read.layer, read.phase)
-    kind, summary, output = read.kind, read.summary, origin.output
-    if output is not None:
-        kind = output.kind or kind
-        summary = summary if here and summary is not None else output
-    tensor, surfaced = read.tensor, None
-    if not here:
-        tensor = "output" if origin.phase != "backward" else "grad"
-        surfaced = place(read.phase, read.layer, read.parameter)
-        if case.replayed is not None and case.replayed.raised is not None:
-            surfaced = read.tensor
-        elif read.phase == "value":
-            surfaced = f"the check of {read.tensor}"
-    parameter = origin.parameter or (read.parameter if here else None)
-    return _Subject(
-        origin.layer, origin.phase, kind, tensor, origin.call, parameter, summary, surfaced
-    )
+def _of_operation(
+    case: Investigation, origin: OpRecord, read: dict[str, Any]
+) -> tuple[dict[str, Any], str | None]:
+    """Say where an operation made bad values, and where they were read, if that is elsewhere."""
+    here = (origin.layer, origin.phase) == (read["layer"], read["phase"])
+    made = {"layer": origin.layer, "phase": origin.phase}
+    if origin.output is not None:
+        made["kind"] = origin.output.kind or read["kind"]
+        made["summary"] = (here and read["summary"]) or origin.output
+    if here:
+        return {**read, **made, "parameter": origin.parameter or read["parameter"]}, None
+    made |= {"parameter": origin.parameter, "tensor": _result(origin)}
+    if case.replayed is not None and case.replayed.raised is not None:
+        return {**read, **made}, read["tensor"]
+    if read["phase"] == "value":
+        return {**read, **made}, f"the check of {read['tensor']}"
+    return {**read, **made}, place(read["phase"], read["layer"], read["parameter"])
+
+
+def _result(origin: OpRecord) -> str:
+    return "output" if origin.phase != "backward" else "grad"
 
 
 def _forward_and_bad(case: Investigation) -> Iterator[Site]:
@@ -212,27 +188,24 @@ def another(case: Investigation, lineage: Lineage) -> tuple[Event, Repair]:
     origin, sink = lineage.origin, lineage.sink
     assert origin is not None
     assert sink is not None
-    phase, summary = origin.phase, origin.output
-    kind = (None if summary is None else summary.kind) or case.kind
-    harmed = sink.phase if sink.phase != phase else None
-    cause, code = advise(
-        Situation(
-            phase=phase, kind=kind, layer=origin.layer, summary=summary, record=origin,
-            then=lineage.then, surfaced=harmed,
-        )
-    )  # fmt: skip
+    summary = origin.output
+    situation = Situation(
+        phase=origin.phase,
+        kind=(None if summary is None else summary.kind) or case.kind,
+        layer=origin.layer,
+        summary=summary,
+        record=origin,
+        then=lineage.then,
+        surfaced=sink.phase if sink.phase != origin.phase else None,
+    )
+    cause, code = advise(situation)
     alone = replace(case, notes=[], evidence=replace(case.evidence, notes=()))
     event = alone.event(
-        layer=origin.layer,
-        phase=phase,
-        kind=kind,
+        situation,
         call=origin.call,
-        tensor="output" if phase != "backward" else "grad",
+        tensor=_result(origin),
         parameter=origin.parameter,
-        summary=summary,
-        operation=operation(origin),
         cause=cause,
-        then=operation(lineage.then),
         spread=Spread(),
     )
     return event, Repair.of(origin, code)
@@ -242,21 +215,14 @@ def contained(record: OpRecord, rows: Step, evidence: Evidence, note: str) -> Ev
     """Tell of an operation whose bad values came to no harm that is known."""
     summary = record.output
     kind = (None if summary is None else summary.kind) or "nan"
-    return Event(
-        backend=evidence.backend,
-        layer=record.layer,
-        phase=record.phase,
-        kind=kind,
+    situation = Situation(record.phase, kind, layer=record.layer, summary=summary, record=record)
+    return event_of(
+        situation,
+        evidence,
         severity="suspect",
         step=rows.number,
         call=record.call,
         order=len(rows.lo),
-        summary=summary,
-        operation=operation(record),
-        cause=explain(
-            Situation(record.phase, kind, layer=record.layer, summary=summary, record=record)
-        ),
         expected=record.expected,
-        rank=evidence.rank,
         notes=(note,),
     )

@@ -26,11 +26,6 @@ CHECKED = (
 )
 
 
-def came_in(case: Investigation) -> bool:
-    """Tell whether a second run saw it come into the model."""
-    return case.incoming
-
-
 def is_unexplained(case: Investigation) -> bool:
     """Tell whether it was bad as it came in, as far as readings show."""
     return case.lineage.sink is None and (_is_made_outside(case) or _arrived_bad(case))
@@ -63,7 +58,9 @@ def _arrived_bad(case: Investigation) -> bool:
 
 
 def event(case: Investigation, _: bool) -> Event:
-    """Report the loss, or its gradient."""
+    """Report the loss, or its gradient, and what a second run did not show."""
+    if not case.incoming:
+        case.say_clean()
     reading = case.reading
     loss = reading.phase == "loss"
     gave = map(case.rows.reading, range(reading.order))
@@ -78,12 +75,6 @@ def event(case: Investigation, _: bool) -> Event:
         summary=case.evidence.summary,
         cause=Cause("outside_the_model", text, fix(case)),
     )
-
-
-def of_unexplained(case: Investigation, found: bool) -> Event:
-    """Report it, and what a second run did not show."""
-    case.say_clean()
-    return event(case, found)
 
 
 def fix(case: Investigation) -> str:

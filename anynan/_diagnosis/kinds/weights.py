@@ -163,14 +163,10 @@ def _event(
     reading, updates = case.reading, case.updates
     updated = case.clean is not None and _is_written(chosen) and len(updates) == 1
     return case.event(
-        layer=s.layer,
-        phase=s.phase,
-        kind=s.kind,
+        s,
         call=0,
         step=updates[-1] if updated else reading.step,
         tensor=STATE if chosen.optimizer else chosen.name.rpartition(".")[2],
-        parameter=chosen.name,
-        summary=chosen.summary,
         operation=operation(write),
         cause=cause,
         trail=case.trail(s.layer, reading.phase),

@@ -17,7 +17,7 @@ from anynan._diagnosis.rules.evidence import (
     told,
 )
 from anynan._diagnosis.rules.overflow import OVERFLOWING
-from anynan._diagnosis.rules.situation import BACKWARD, FORWARD, Rule, Situation
+from anynan._diagnosis.rules.situation import ANY, BACKWARD, Rule, Situation, Wording
 from anynan.events import NON_FINITE, STATE
 
 _RUNNING = ("running_mean", "running_var", "moving_mean", "moving_variance")
@@ -75,34 +75,26 @@ def _bad_input(s: Situation) -> str | None:
     return None if item is None else f"{called(s, item) or 'input'}: {seen(item.summary)}"
 
 
-def _input_wording(s: Situation) -> tuple[str, str] | None:
+def _input_wording(s: Situation) -> Wording | None:
     if s.phase == "input" and s.summary is not None and s.summary.shape == ():
-        return (
+        return Wording(
             "this number was already bad when it came in",
             "look at where it is computed: it is one number, and no sample of the data",
         )
     if s.phase == "input" or _from_outside(s, "input") is not None:
         return None
     if _from_outside(s, "data") is not None:
-        return (
-            (
-                "an array that held these values already is taken in here: data that the step "
-                "reads itself, a table of the code, or arithmetic in another library"
-            ),
-            (
-                "check that array where it is made, anynan.check(x): repair or drop the samples, "
-                "or do the arithmetic where it can be watched"
-            ),
+        return Wording(
+            "an array that held these values already is taken in here: data that the step "
+            "reads itself, a table of the code, or arithmetic in another library",
+            "check that array where it is made, anynan.check(x): repair or drop the samples, "
+            "or do the arithmetic where it can be watched",
         )
-    return (
-        (
-            "an operand was bad already, and no operation of this step made it: it came from "
-            "outside, or from code that cannot be watched"
-        ),
-        (
-            "pass the data as arguments, so that their origin can be named, and check where this "
-            "operand is made: anynan.check(x)"
-        ),
+    return Wording(
+        "an operand was bad already, and no operation of this step made it: it came from "
+        "outside, or from code that cannot be watched",
+        "pass the data as arguments, so that their origin can be named, and check where this "
+        "operand is made: anynan.check(x)",
     )
 
 
@@ -171,18 +163,14 @@ def _optimizer_overflow(s: Situation) -> str | None:
     return ", ".join(part for part in parts if part)
 
 
-def _overflow_of_state(s: Situation) -> tuple[str, str] | None:
+def _overflow_of_state(s: Situation) -> Wording | None:
     if s.tensor != STATE:
         return None
-    return (
-        (
-            "the square of the gradient is beyond the largest number of the optimizer state's "
-            "dtype: updates that are divided by it are 0, so nothing moves here any more"
-        ),
-        (
-            "clip the gradient norm before the step, or keep the optimizer state in float32; then "
-            "reset this state"
-        ),
+    return Wording(
+        "the square of the gradient is beyond the largest number of the optimizer state's "
+        "dtype: updates that are divided by it are 0, so nothing moves here any more",
+        "clip the gradient norm before the step, or keep the optimizer state in float32; then "
+        "reset this state",
     )
 
 
@@ -228,10 +216,10 @@ def _optimizer_epsilon(s: Situation) -> str | None:
     return f"{state.zero} of {plural(state.size, 'element')} of {name} are 0 in {state.dtype}"
 
 
-def _no_epsilon(s: Situation) -> tuple[str, str] | None:
+def _no_epsilon(s: Situation) -> Wording | None:
     if s.settings.get("eps") != 0:
         return None
-    return (
+    return Wording(
         "the optimizer's eps is 0, so the update is divided by 0 where no gradient has come yet",
         "give it an eps again: 1e-8 is the usual one in float32, 1e-4 in half precision",
     )
@@ -270,29 +258,21 @@ def _written(s: Situation) -> str | None:
     return seen(found) + (f"; {gradient}" if gradient else "")
 
 
-def _step_wording(s: Situation) -> tuple[str, str] | None:
+def _step_wording(s: Situation) -> Wording | None:
     if s.gradient is not None:
         return None
     if s.unread:
-        return (
-            (
-                "the weight was finite before these updates and not after, and "
-                f"{s.unread}: probably an update used a bad gradient"
-            ),
-            (
-                "read every step and every gradient (the defaults), and the gradient is named "
-                "before the update"
-            ),
+        return Wording(
+            "the weight was finite before these updates and not after, and "
+            f"{s.unread}: probably an update used a bad gradient",
+            "read every step and every gradient (the defaults), and the gradient is named "
+            "before the update",
         )
-    return (
-        (
-            "the weight was finite before these updates and not after, though no gradient was "
-            "bad: a step was probably too large for its dtype, or other code wrote it"
-        ),
-        (
-            "lower the learning rate or clip the gradient norm; parameters=True finds the exact "
-            "step and its gradient"
-        ),
+    return Wording(
+        "the weight was finite before these updates and not after, though no gradient was "
+        "bad: a step was probably too large for its dtype, or other code wrote it",
+        "lower the learning rate or clip the gradient norm; parameters=True finds the exact "
+        "step and its gradient",
     )
 
 
@@ -399,6 +379,7 @@ OUTSIDE = (
         _uninitialised,
         "memory was read before anything was written to it",
         "make the array with zeros(...) or full(...) instead of empty(...), or fill it before use",
+        phases=ANY,
     ),
     Rule(
         "overwritten_input",
@@ -407,6 +388,7 @@ OUTSIDE = (
         "works on its plain array",
         "check what that code writes, or let it write into the argument itself, where it is "
         "watched",
+        phases=ANY,
     ),
     Rule(
         "bad_label",
@@ -414,6 +396,7 @@ OUTSIDE = (
         "the labels were already bad when they came in",
         "find where they go bad: in the data set, where missing values often arrive as NaN, or in "
         "code that prepares them; repair or drop such samples",
+        phases=ANY,
     ),
     Rule(
         "bad_input",
@@ -421,6 +404,7 @@ OUTSIDE = (
         "the batch was already bad when it came in",
         "find where it goes bad: in the data set, by missing values for one, or in code that "
         "prepares it, by a standard deviation of 0; repair or drop such samples",
+        phases=ANY,
         wording=_input_wording,
     ),
     Rule(
@@ -430,6 +414,7 @@ OUTSIDE = (
         "never heals",
         "reset this layer's running statistics, and track the training steps to catch the batch "
         "that spoils them",
+        phases=ANY,
     ),
     Rule(
         "bad_parameter",
@@ -437,13 +422,12 @@ OUTSIDE = (
         "a weight or buffer was bad before the computation that used it",
         "go back to a checkpoint from before, and track the whole training step (or set "
         "parameters=True) to catch the write itself",
+        phases=ANY,
         wording=lambda s: (
-            (
+            Wording(
                 "{parameter} was bad before the computation that used it",
-                (
-                    "go back to the weights of step {good} or earlier, and track the whole "
-                    "training step (or set parameters=True) to catch the write itself"
-                ),
+                "go back to the weights of step {good} or earlier, and track the whole "
+                "training step (or set parameters=True) to catch the write itself",
             )
             if s.since is not None and s.since[0] >= 0
             else None
@@ -537,11 +521,9 @@ GROWTH = (
         phases=BACKWARD,
         sure=False,
         wording=lambda s: (
-            (
-                (
-                    "the gradient norm jumped far above its running median; probably an unusual "
-                    "batch or too large a learning rate"
-                ),
+            Wording(
+                "the gradient norm jumped far above its running median; probably an unusual "
+                "batch or too large a learning rate",
                 "clip the gradient norm before each step, and look at the batch of this step",
             )
             if s.kind == "spike"
@@ -555,7 +537,6 @@ GROWTH = (
         "what one step hands to the next is probably larger each time",
         "normalise or bound what is carried from step to step (a hidden state, a running value), "
         "or begin it anew more often",
-        phases=FORWARD,
         sure=False,
     ),
     Rule(
@@ -563,7 +544,6 @@ GROWTH = (
         _climb,
         "the training probably diverged: this reading grew over the last steps until it overflowed",
         "lower the learning rate or lengthen its warm-up, and clip the gradient norm",
-        phases=FORWARD,
         sure=False,
     ),
 )
@@ -575,6 +555,7 @@ MAGNITUDE = (
         "the values are larger than the policy allows",
         "find where they begin to grow and normalise there; if they are meant, raise the limit in "
         "the policy",
+        phases=ANY,
     ),
     Rule(
         "vanishing_gradient",
@@ -582,18 +563,15 @@ MAGNITUDE = (
         "the values are too small to teach the layers before this one anything",
         "look for a saturated activation, add a residual connection or a normalisation, or raise "
         "the loss scale in float16",
+        phases=ANY,
         wording=lambda s: (
-            (
-                (
-                    "the gradient that reaches this layer's weights is next to nothing: they "
-                    "learn nothing"
-                    if s.layer
-                    else "the gradients of all weights are next to nothing: none of them learns"
-                ),
-                (
-                    "look for saturated activations between this layer and the loss, add residual "
-                    "connections or normalisation, or raise the loss scale in float16"
-                ),
+            Wording(
+                "the gradient that reaches this layer's weights is next to nothing: they "
+                "learn nothing"
+                if s.layer
+                else "the gradients of all weights are next to nothing: none of them learns",
+                "look for saturated activations between this layer and the loss, add residual "
+                "connections or normalisation, or raise the loss scale in float16",
             )
             if s.finding is not None
             else None

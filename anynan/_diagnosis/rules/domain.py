@@ -20,7 +20,7 @@ from anynan._diagnosis.rules.evidence import (
     same,
     times,
 )
-from anynan._diagnosis.rules.situation import BOTH, FORWARD, OTHER, SELF, Rule, Situation
+from anynan._diagnosis.rules.situation import BOTH, OTHER, SELF, Rule, Situation, Wording
 from anynan._diagnosis.vocabulary import bounds, domain, is_edge
 
 _LOGS = frozenset({"log", "log2", "log10", "log1p", "xlogy", "xlog1py"})
@@ -67,23 +67,23 @@ def _log_of_zero(s: Situation) -> str | None:
     return _called(s, names) + times(zeros, "zeros")
 
 
-def _log_wording(s: Situation) -> tuple[str, str] | None:
+def _log_wording(s: Situation) -> Wording | None:
     if "log1p" in s.operation:
-        return "log1p(-1) is -Inf", "keep the argument above -1: {floored}"
+        return Wording("log1p(-1) is -Inf", "keep the argument above -1: {floored}")
     if _log_of("softmax", s.line):
-        return (
+        return Wording(
             "the logarithm of 0 is -Inf: a softmax probability rounded to 0",
             "use log_softmax(x) instead of log(softmax(x)): it never makes the 0",
         )
     if _log_of("sigmoid", s.line):
-        return (
+        return Wording(
             "the logarithm of 0 is -Inf: a sigmoid rounded to 0",
             "use logsigmoid(x) instead of log(sigmoid(x)), and logsigmoid(-x) for log(1 - p)",
         )
     if re.search(
         r"\blog\(.*\bsum\b.*\bexp\(|exp\(.*\bsum\b.*\blog\(|log\(.*exp\(.*\bsum\b", s.line
     ):
-        return (
+        return Wording(
             "the logarithm of 0 is -Inf: every exp under it rounded to 0",
             "use logsumexp(x) instead of log(sum(exp(x))): it subtracts the largest term first",
         )
@@ -159,10 +159,10 @@ def _lost_epsilon(s: Situation) -> str | None:
     return None if lost is None else f"1 - {lost:g} is 1 in {s.dtype}"
 
 
-def _epsilon_wording(s: Situation) -> tuple[str, str] | None:
+def _epsilon_wording(s: Situation) -> Wording | None:
     if lost_epsilon(s) is not None:
         return None
-    return (
+    return Wording(
         "a bound just below 1 probably rounds to 1 in {dtype}, and 1 minus it is 0",
         "keep further from 1, clip(p, {margin}, 1 - {margin}), or write log(1 - p) as log1p(-p)",
     )
@@ -194,35 +194,33 @@ def _divide_by_zero(s: Situation) -> str | None:
     return f"{literal(above_line)} / {literal(below_line)}{at(s)}" + times(zeros, "zero divisors")
 
 
-def _divide_wording(s: Situation) -> tuple[str, str] | None:
+def _divide_wording(s: Situation) -> Wording | None:
     if s.operation in _NORMS:
-        return (
+        return Wording(
             "{op} divides by the spread of the values, which is 0 here, and its eps is 0",
-            (
-                "give {op} an eps again, such as {eps}, and find out why these values are all the "
-                "same (padding, a dead channel)"
-            ),
+            "give {op} an eps again, such as {eps}, and find out why these values are all the "
+            "same (padding, a dead channel)",
         )
     if s.operation == "rsqrt":
-        return "1 / sqrt(0) is Inf", "add eps inside: `rsqrt(x + {eps})`"
+        return Wording("1 / sqrt(0) is Inf", "add eps inside: `rsqrt(x + {eps})`")
     if s.operation == "reciprocal":
-        return "1/0 is Inf", "add eps to a divisor that cannot be negative: `1 / (x + {eps})`"
+        return Wording(
+            "1/0 is Inf", "add eps to a divisor that cannot be negative: `1 / (x + {eps})`"
+        )
     nan, inf = s.made("nan"), s.made("posinf", "neginf")
     if nan and inf:
         return None
     masked = "where(y == 0, 0, x / where(y == 0, 1, y))"
     if nan:
         upper = s.value(*SELF)
-        return (
+        return Wording(
             "a complex number divided by 0 is NaN"
             if isinstance(upper, complex) and upper
             else "0/0 is NaN",
-            (
-                f"give the empty case a value of its own: `{masked}`; or add eps to the divisor: "
-                "x / (y + {eps})"
-            ),
+            f"give the empty case a value of its own: `{masked}`; or add eps to the divisor: "
+            "x / (y + {eps})",
         )
-    return (
+    return Wording(
         "a number divided by 0 is Inf",
         f"add eps to a divisor that cannot be negative: `x / (y + {{eps}})`; else {masked}",
     )
@@ -255,28 +253,22 @@ def _sqrt_of_negative(s: Situation) -> str | None:
     return _below(s, SELF, 0.0)
 
 
-def _sqrt_wording(s: Situation) -> tuple[str, str] | None:
+def _sqrt_wording(s: Situation) -> Wording | None:
     if s.operation == "batch_norm":
-        return (
+        return Wording(
             "a running variance is negative, and its square root is NaN",
-            (
-                "find what wrote it (an average of weights, a conversion, a checkpoint), and "
-                "reset the layer's running statistics"
-            ),
+            "find what wrote it (an average of weights, a conversion, a checkpoint), and "
+            "reset the layer's running statistics",
         )
     summary, low = s.summary_of(*SELF), below(s, SELF, 0.0)
     if summary is None or summary.max is None or low is None:
         return None
     if summary.max > 0 and -low < 1e-3 * summary.max:
-        return (
-            (
-                "the square root of a negative number is NaN; the number is so small beside the "
-                "others that it is probably a rounding error below 0"
-            ),
-            (
-                "clamp it: {floored}; a variance taken as mean(x**2) - mean(x)**2 goes "
-                "below 0 this way: use var(x)"
-            ),
+        return Wording(
+            "the square root of a negative number is NaN; the number is so small beside the "
+            "others that it is probably a rounding error below 0",
+            "clamp it: {floored}; a variance taken as mean(x**2) - mean(x)**2 goes "
+            "below 0 this way: use var(x)",
         )
     return None
 
@@ -291,19 +283,19 @@ def _power_domain(s: Situation) -> str | None:
     return text if base < 0 and math.isfinite(power) and power != int(power) else None
 
 
-def _power_wording(s: Situation) -> tuple[str, str] | None:
+def _power_wording(s: Situation) -> Wording | None:
     if same(s.value(*SELF), 0.0):
-        return (
+        return Wording(
             "0 to a negative power is Inf: it is 1/0",
             "keep the base away from 0: `maximum(x, {eps}) ** p`",
         )
-    return (
+    return Wording(
         "a negative number to a fractional power is NaN",
         "take the power of the magnitude, `sign(x) * abs(x) ** p`, or keep the base positive",
     )
 
 
-_INSIDE_ONE = (
+_INSIDE_ONE = Wording(
     "{op} is infinite at 1 and -1, and NaN beyond",
     "clamp the argument inside (-1, 1): `{op}(clip(x, -1 + {margin}, 1 - {margin}))`",
 )
@@ -363,13 +355,13 @@ def _special_domain(s: Situation) -> str | None:
     return _outside(s)
 
 
-def _special_wording(s: Situation) -> tuple[str, str]:
+def _special_wording(s: Situation) -> Wording:
     cause = f"{{op}} is finite for {domain(s.operation)} only"
     if s.operation in _SPECIAL_OF_TWO:
-        return cause, "keep both arguments there: clamp them, or mask them before the call"
+        return Wording(cause, "keep both arguments there: clamp them, or mask them before the call")
     if s.operation == "ndtri":
-        return cause, "clamp the probability: `{op}(clip(p, {margin}, 1 - {margin}))`"
-    return cause, "keep the argument there: `{op}(maximum(x, {eps}))`"
+        return Wording(cause, "clamp the probability: `{op}(clip(p, {margin}, 1 - {margin}))`")
+    return Wording(cause, "keep the argument there: `{op}(maximum(x, {eps}))`")
 
 
 def _trig_of_inf(s: Situation) -> str | None:
@@ -415,7 +407,6 @@ RULES = (
         "find out why the vector is all 0 (padding, a dead layer); or give the length a floor: "
         "{floored}",
         operations=frozenset({"divide", "reciprocal", "rsqrt", "weight_norm"}),
-        phases=FORWARD,
     ),
     Rule(
         "epsilon_underflow",
@@ -435,10 +426,9 @@ RULES = (
         "keep the argument positive: {floored}; if it must be positive, make it so "
         "with softplus(x) or exp(x)",
         operations=_LOGS,
-        phases=FORWARD,
         wording=dict.fromkeys(
             ("log1p", "xlog1py"),
-            ("log1p of a number below -1 is NaN", "keep the argument above -1: {floored}"),
+            Wording("log1p of a number below -1 is NaN", "keep the argument above -1: {floored}"),
         ),
     ),
     Rule(
@@ -447,7 +437,6 @@ RULES = (
         "the logarithm of 0 is -Inf",
         "add eps inside: {guarded}; or clamp the argument away from 0, maximum(x, {eps})",
         operations=_LOGS,
-        phases=FORWARD,
         wording=_log_wording,
     ),
     Rule(
@@ -457,7 +446,6 @@ RULES = (
         "clamp the probability: `logit(clip(p, {margin}, 1 - {margin}))`, or keep the logits you "
         "had before the sigmoid",
         operations=frozenset({"logit"}),
-        phases=FORWARD,
     ),
     Rule(
         "binary_cross_entropy_saturated",
@@ -476,7 +464,6 @@ RULES = (
         "pass log_softmax(x) as the prediction and a target that is never negative; clamp log "
         "probabilities: maximum(logp, -100)",
         operations=frozenset({"kl_div", "subtract"}),
-        phases=FORWARD,
     ),
     Rule(
         "divide_by_zero",
@@ -485,7 +472,6 @@ RULES = (
         "add eps to a divisor that cannot be negative: `x / (y + {eps})`; else "
         "where(y == 0, 0, x / where(y == 0, 1, y))",
         operations=_QUOTIENTS | _NORMS,
-        phases=FORWARD,
         wording=_divide_wording,
     ),
     Rule(
@@ -495,7 +481,6 @@ RULES = (
         "keep both sides finite: clamp them, or divide their logarithms by subtracting; exp(x) / "
         "sum(exp(x)) is softmax(x), which cannot overflow",
         operations=frozenset({"divide"}),
-        phases=FORWARD,
     ),
     Rule(
         "remainder_by_zero",
@@ -503,7 +488,6 @@ RULES = (
         "the remainder of a division by 0 is NaN",
         "make sure the divisor is never 0: `remainder(x, where(y == 0, 1, y))`",
         operations=frozenset({"remainder"}),
-        phases=FORWARD,
     ),
     Rule(
         "sqrt_of_negative",
@@ -512,7 +496,6 @@ RULES = (
         "clamp the argument: {floored}; a variance taken as mean(x**2) - mean(x)**2 "
         "goes below 0 by rounding: use var(x)",
         operations=frozenset({"sqrt", "rsqrt", "batch_norm"}),
-        phases=FORWARD,
         wording=_sqrt_wording,
     ),
     Rule(
@@ -521,7 +504,6 @@ RULES = (
         "0 to a negative power is Inf, and a negative number to a fractional power is NaN",
         "keep the base positive: `maximum(x, {eps}) ** p`",
         operations=frozenset({"pow"}),
-        phases=FORWARD,
         wording=_power_wording,
     ),
     Rule(
@@ -531,9 +513,8 @@ RULES = (
         "rounding alone goes past 1",
         "clamp the argument: `{op}(clip(x, -1 + {margin}, 1 - {margin}))`",
         operations=_INVERSES,
-        phases=FORWARD,
         wording={
-            "acosh": (
+            "acosh": Wording(
                 "acosh of a number below 1 is NaN",
                 "clamp the argument: `acosh(maximum(x, 1 + {margin}))`",
             ),
@@ -547,7 +528,6 @@ RULES = (
         "{op} is infinite at 0 and at the negative whole numbers",
         "keep the argument positive: `{op}(maximum(x, {eps}))`",
         operations=frozenset({"lgamma", "digamma", "polygamma"}),
-        phases=FORWARD,
     ),
     Rule(
         "special_function_domain",
@@ -555,7 +535,6 @@ RULES = (
         "{op} is finite on a part of the numbers only",
         "keep what it is given there: clamp it, or mask it before the call",
         operations=_SPECIAL | _SPECIAL_OF_TWO,
-        phases=FORWARD,
         wording=_special_wording,
     ),
     Rule(
@@ -564,7 +543,6 @@ RULES = (
         "{op} of Inf is NaN",
         "keep infinite angles out: `{op}(where(isfinite(x), x, 0))`",
         operations=frozenset({"sin", "cos", "tan"}),
-        phases=FORWARD,
     ),
     Rule(
         "singular_matrix",
@@ -573,7 +551,6 @@ RULES = (
         "add a little to the diagonal, `{op}(A + 1e-6 * eye(n))`, compute in float64, or use a "
         "least squares solution",
         operations=frozenset({"inv", "solve", "cholesky", "slogdet", "lu", "pinv"}),
-        phases=FORWARD,
         sure=False,
     ),
     Rule(
@@ -593,6 +570,5 @@ RULES = (
         "check the indices before the call: labels below the number of classes, tokens below the "
         "size of the vocabulary, padding masked or given an entry of its own",
         operations=frozenset({"take"}),
-        phases=FORWARD,
     ),
 )

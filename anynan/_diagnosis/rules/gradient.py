@@ -1,6 +1,7 @@
 """Rules for the backward pass: a slope that is infinite, or has no value."""
 
 import math
+from dataclasses import replace
 
 from anynan._diagnosis.rules.evidence import (
     at,
@@ -14,7 +15,7 @@ from anynan._diagnosis.rules.evidence import (
     plural,
     real,
 )
-from anynan._diagnosis.rules.situation import BACKWARD, SELF, Rule, Situation
+from anynan._diagnosis.rules.situation import ANY, BACKWARD, SELF, Rule, Situation, Wording
 from anynan._diagnosis.vocabulary import is_edge
 
 _LOGS = frozenset({"log", "log2", "log10", "log1p"})
@@ -73,15 +74,13 @@ def _where_trap(s: Situation) -> str | None:
     return f"the incoming gradient is exactly 0{through}{at(s)}" + (f", {saved}" if saved else "")
 
 
-def _trap_wording(s: Situation) -> tuple[str, str] | None:
+def _trap_wording(s: Situation) -> Wording | None:
     if s.where == "backward":
         return None
     sure = s.record is not None and s.record.hidden is not None
-    return (
-        (
-            f"the result of {{op}} was {'' if sure else 'probably '}masked afterwards, but its "
-            "gradient still runs through {op}: the slope there is infinite, and 0 times Inf is NaN"
-        ),
+    return Wording(
+        f"the result of {{op}} was {'' if sure else 'probably '}masked afterwards, but its "
+        "gradient still runs through {op}: the slope there is infinite, and 0 times Inf is NaN",
         _DOUBLE_WHERE,
     )
 
@@ -145,9 +144,9 @@ def _power_gradient(s: Situation) -> str | None:
     return text if base < 0 and s.operand("exponent") is not None and s.made("nan") else None
 
 
-def _power_gradient_wording(s: Situation) -> tuple[str, str] | None:
+def _power_gradient_wording(s: Situation) -> Wording | None:
     if s.value(*SELF) == 0:
-        return (
+        return Wording(
             "below a power of 1 the slope of x**p at 0 is infinite",
             "keep the base away from 0: `(x + {eps}) ** p`",
         )
@@ -241,18 +240,18 @@ TRAP = Rule(
     "this value was masked, but the gradient still runs through {op}: its slope there is "
     "infinite, and 0 times Inf is NaN",
     _DOUBLE_WHERE,
+    phases=ANY,
     operations=STEEP | {"exp", "expm1", "exp2"},
     wording=_trap_wording,
 )
 
-RULES = (
+_RULES = (
     Rule(
         "norm_gradient_at_zero",
         _norm_at_zero,
         "a vector of zeros has no direction, so its length has no slope there",
         "add eps inside: {guarded}, or give padding vectors a safe value first",
         operations=frozenset({"vector_norm", "matrix_norm", "hypot", "sqrt", "pow"}),
-        phases=BACKWARD,
     ),
     Rule(
         "sqrt_gradient_at_zero",
@@ -260,9 +259,8 @@ RULES = (
         "the slope of a square root at 0 is infinite",
         "add eps inside: {guarded}; clamping the result afterwards does not help",
         operations=frozenset({"sqrt", "pow", "std"}),
-        phases=BACKWARD,
         wording={
-            "std": (
+            "std": Wording(
                 "the standard deviation of equal numbers is 0, and there its slope is infinite",
                 "add eps inside: `sqrt(var(x) + {eps})`",
             )
@@ -274,7 +272,6 @@ RULES = (
         "the gradient of x**y with respect to y is x**y * log(x), and log needs a positive base",
         "keep the base positive: `maximum(x, {eps}) ** y`; if y is a constant, pass a plain number",
         operations=frozenset({"pow"}),
-        phases=BACKWARD,
         wording=_power_gradient_wording,
     ),
     Rule(
@@ -283,9 +280,8 @@ RULES = (
         "the slope of {op} is infinite where its result is -Inf",
         "add eps inside: `{op}(x + {eps})`",
         operations=_LOGS | {"xlogy"},
-        phases=BACKWARD,
         wording={
-            "xlogy": (
+            "xlogy": Wording(
                 "the slope of x * log(y) in y is x / y: at y = 0 this is infinite, or 0/0",
                 "keep the second argument away from 0: `xlogy(x, maximum(y, {eps}))`",
             )
@@ -299,9 +295,8 @@ RULES = (
         "clamp inside the domain: `{op}(clip(x, -1 + {margin}, 1 - {margin}))`; for an angle use "
         "atan2(norm(cross(a, b)), dot(a, b))",
         operations=_INVERSES,
-        phases=BACKWARD,
         wording={
-            "acosh": (
+            "acosh": Wording(
                 "the slope of acosh at 1 is infinite",
                 "keep the argument above 1: `acosh(maximum(x, 1 + {margin}))`",
             )
@@ -313,7 +308,6 @@ RULES = (
         "the origin has no angle: the gradient of atan2(0, 0) is 0/0",
         "move the origin first: `atan2(x, where((x == 0) & (y == 0), 1, y))`",
         operations=frozenset({"atan2"}),
-        phases=BACKWARD,
     ),
     Rule(
         "cdist_gradient_at_zero",
@@ -322,7 +316,6 @@ RULES = (
         "leave the diagonal out, use squared distances, or add eps inside: "
         "sqrt(sum((a - b)**2) + {eps})",
         operations=frozenset({"cdist"}),
-        phases=BACKWARD,
     ),
     Rule(
         "eigen_gradient_degenerate",
@@ -332,7 +325,6 @@ RULES = (
         "use only the values and not the vectors, or break the tie: add a little distinct noise "
         "to the diagonal",
         operations=frozenset({"eigh", "eig", "svd"}),
-        phases=BACKWARD,
         sure=False,
     ),
     Rule(
@@ -341,7 +333,6 @@ RULES = (
         "the gradient of {op} needs the inverse of the matrix, which is probably singular",
         "add a little to the diagonal: `{op}(A + 1e-6 * eye(n))`",
         operations=frozenset({"det", "slogdet", "inv", "solve", "cholesky", "qr", "pinv", "lu"}),
-        phases=BACKWARD,
         sure=False,
     ),
     Rule(
@@ -350,7 +341,6 @@ RULES = (
         "the gradient of a product divides the product by each factor: a factor of 0 is 0/0",
         "keep the factors away from 0, or work with logarithms: exp(cumsum(log(x + {eps})))",
         operations=frozenset({"prod", "cumprod"}),
-        phases=BACKWARD,
     ),
     Rule(
         "lgamma_gradient_at_pole",
@@ -358,7 +348,6 @@ RULES = (
         "the slope of {op} is infinite at 0 and at the negative whole numbers",
         "keep the argument positive: `{op}(maximum(x, {eps}))`",
         operations=frozenset({"lgamma", "digamma"}),
-        phases=BACKWARD,
     ),
     Rule(
         "logit_gradient_at_bound",
@@ -366,7 +355,6 @@ RULES = (
         "the slope of logit is infinite at 0 and 1",
         "clamp the probability: `logit(clip(p, {margin}, 1 - {margin}))`",
         operations=frozenset({"logit"}),
-        phases=BACKWARD,
     ),
     Rule(
         "slope_overflow",
@@ -374,7 +362,6 @@ RULES = (
         "so close to 0 the slope of {op} is probably beyond {limit}, the largest {dtype}",
         "keep the argument further from 0: a larger eps, or a floor, {floored}",
         operations=STEEP - {"vector_norm", "cdist", "std", "lgamma"},
-        phases=BACKWARD,
         sure=False,
     ),
     Rule(
@@ -383,6 +370,7 @@ RULES = (
         "the slope of {op} is as large as its result, and the gradient times it is beyond {limit}",
         "clamp the argument before {op}: exp(minimum(x, a bound far below {cap}))",
         operations=frozenset({"exp", "expm1", "exp2"}),
-        phases=BACKWARD,
     ),
 )
+
+RULES = tuple(replace(rule, phases=BACKWARD) for rule in _RULES)

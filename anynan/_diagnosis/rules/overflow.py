@@ -18,7 +18,7 @@ from anynan._diagnosis.rules.evidence import (
     plural,
     real,
 )
-from anynan._diagnosis.rules.situation import BOTH, FORWARD, OTHER, SELF, Rule, Situation
+from anynan._diagnosis.rules.situation import ANY, BOTH, OTHER, SELF, Rule, Situation, Wording
 
 _PRODUCTS = frozenset({"matmul", "linear", "convolution", "attention", "rnn", "einsum"})
 _SUMS = frozenset({"sum", "mean", "cumsum", "logsumexp", "mse_loss"})
@@ -84,11 +84,11 @@ def _masks(mask: Operand) -> str:
     return f"{group(summary.zero)} x False" if summary.dtype == "bool" and summary.zero else ""
 
 
-def _masked_wording(s: Situation) -> tuple[str, str] | None:
+def _masked_wording(s: Situation) -> Wording | None:
     if s.record is None or s.operation != "attention":
         return None
     sure = "" if s.record.params.get("masked_rows") else "probably a "
-    return (
+    return Wording(
         f"{sure}fully masked row: softmax over a row of -inf is 0/0",
         "let every query see at least one key, or zero the output of fully masked rows",
     )
@@ -219,14 +219,12 @@ def _empty_mean(s: Situation) -> str | None:
     return "finite scores, and still 0/0 in the mean"
 
 
-def _empty_wording(s: Situation) -> tuple[str, str] | None:
+def _empty_wording(s: Situation) -> Wording | None:
     if "loss" not in s.operation and "entropy" not in s.operation:
         return None
-    return (
-        (
-            "the mean over no targets is 0/0: every target of this batch is ignored (or every "
-            "class weight used is 0)"
-        ),
+    return Wording(
+        "the mean over no targets is 0/0: every target of this batch is ignored (or every "
+        "class weight used is 0)",
         "skip a batch without targets, or sum the losses and divide by maximum(count, 1)",
     )
 
@@ -248,17 +246,13 @@ def _exp_overflow(s: Situation) -> str | None:
     return f"{s.operation}({literal(value)}){at(s)}: {most}"
 
 
-def _exp_wording(s: Situation) -> tuple[str, str] | None:
+def _exp_wording(s: Situation) -> Wording | None:
     if s.then is not None and s.then.name == "divide":
-        return (
-            (
-                "exp of a number this large is beyond {limit}, the largest {dtype}, and Inf / Inf "
-                "is NaN"
-            ),
-            (
-                "use softmax(x) instead of exp(x) / sum(exp(x)), or subtract the largest of each "
-                "row, `{op}(x - max(x, axis=-1, keepdims=True))`"
-            ),
+        return Wording(
+            "exp of a number this large is beyond {limit}, the largest {dtype}, and Inf / Inf "
+            "is NaN",
+            "use softmax(x) instead of exp(x) / sum(exp(x)), or subtract the largest of each "
+            "row, `{op}(x - max(x, axis=-1, keepdims=True))`",
         )
     return None
 
@@ -303,48 +297,44 @@ def _can_overflow(s: Situation, top: float, limit: float) -> bool:
     return top > 1 and 2 * math.log(top) + math.log(max(terms, 1)) > math.log(limit)
 
 
-_UNTRAINED = (
+_UNTRAINED = Wording(
     "the result of {op} is beyond {limit}, the largest {dtype}",
     "the numbers themselves are too large: find where they begin to grow and normalise there",
 )
 
 
-def _overflow_wording(s: Situation) -> tuple[str, str] | None:
+def _overflow_wording(s: Situation) -> Wording | None:
     op = s.operation
     if op in _CASTS:
-        return (
+        return Wording(
             "a number was cast to {dtype} that is beyond its largest, {limit}",
-            (
-                "keep this tensor in float32 (or bfloat16, whose range is float32's), or scale it "
-                "down before the cast"
-            ),
+            "keep this tensor in float32 (or bfloat16, whose range is float32's), or scale it "
+            "down before the cast",
         )
     if op in ("divide", "reciprocal"):
-        return (
+        return Wording(
             "the divisor is so small that the quotient is beyond {limit}, the largest {dtype}",
             "give the divisor a floor: {floored}",
         )
     if op == "det":
-        return (
+        return Wording(
             "the determinant is beyond {limit}, the largest {dtype}",
             "use slogdet, which returns the logarithm of the determinant",
         )
     if s.dtype not in HALF or s.dtype == "bfloat16":
         return None if s.trained else _UNTRAINED
     if op in ("matmul", "attention", "einsum"):
-        return (
+        return Wording(
             "the product is beyond {limit}, the largest {dtype}",
-            (
-                "scale an operand before the product instead of after it, (q / sqrt(d)) @ k, or do "
-                "this product in bfloat16 or float32"
-            ),
+            "scale an operand before the product instead of after it, (q / sqrt(d)) @ k, or do "
+            "this product in bfloat16 or float32",
         )
     if op in ("square", "pow", "sum", "mean", "mse_loss", "var", "std", "vector_norm"):
-        return (
+        return Wording(
             "the result of {op} is beyond {limit}, the largest {dtype}",
             "compute {op} in float32 and cast the result back",
         )
-    return (
+    return Wording(
         "the result of {op} is beyond {limit}, the largest {dtype}",
         "run this layer in bfloat16 or float32, or normalise its input",
     )
@@ -367,19 +357,15 @@ def _written(s: Situation) -> str | None:
 _LITERAL = re.compile(r"nan|inf", re.IGNORECASE)
 
 
-def _elsewhere(s: Situation) -> tuple[str, str] | None:
+def _elsewhere(s: Situation) -> Wording | None:
     """Tell of a number that the line uses and does not spell."""
     if not s.line or _LITERAL.search(s.line.partition("#")[0]):
         return None
-    return (
-        (
-            "this {kind} came as a plain number or a constant: the code writes it elsewhere, or "
-            "computed it where nothing is watched (.item(), NumPy, Python's own numbers)"
-        ),
-        (
-            "look at where this number is made, and check it there: anynan.check(x); if it is "
-            "meant, say so with anynan.expect(..., reason=...)"
-        ),
+    return Wording(
+        "this {kind} came as a plain number or a constant: the code writes it elsewhere, or "
+        "computed it where nothing is watched (.item(), NumPy, Python's own numbers)",
+        "look at where this number is made, and check it there: anynan.check(x); if it is "
+        "meant, say so with anynan.expect(..., reason=...)",
     )
 
 
@@ -411,7 +397,6 @@ RULES = (
         "the target is a class whose score is -Inf, so its loss is Inf",
         "do not mask the target's own class; or mask with a large finite number such as -1e4",
         operations=frozenset({"nll_loss", "cross_entropy"}),
-        phases=FORWARD,
     ),
     Rule(
         "inf_minus_inf",
@@ -420,7 +405,6 @@ RULES = (
         "mask with where(mask, x, 0) after the arithmetic instead of putting Inf in before it, or "
         "use a large finite number such as -1e4",
         operations=_PRODUCTS | _SUMS | {"add", "subtract", "lerp", "addcmul", "scatter_add"},
-        phases=FORWARD,
     ),
     Rule(
         "zero_times_inf",
@@ -432,12 +416,10 @@ RULES = (
         phases=BOTH,
         wording=dict.fromkeys(
             ("multiply", "addcmul"),
-            (
+            Wording(
                 "0 times Inf is NaN: multiplying by a mask does not remove an Inf",
-                (
-                    "choose instead of multiplying: where(mask, x, 0); to build an attention mask "
-                    "write where(mask, 0, -inf)"
-                ),
+                "choose instead of multiplying: where(mask, x, 0); to build an attention mask "
+                "write where(mask, 0, -inf)",
             ),
         ),
     ),
@@ -447,7 +429,6 @@ RULES = (
         "{op} subtracts the mean, which is Inf when one element is: Inf - Inf is NaN",
         "keep Inf out of the input of {op}: mask after it, or use a large finite number",
         operations=_NORMS | _SPREADS,
-        phases=FORWARD,
     ),
     Rule(
         "variance_of_one",
@@ -475,7 +456,6 @@ RULES = (
                 "binary_cross_entropy",
             }
         ),
-        phases=FORWARD,
         wording=_empty_wording,
     ),
     Rule(
@@ -485,7 +465,6 @@ RULES = (
         "subtract the largest value before exp (softmax, log_softmax and logsumexp do), or clamp "
         "the argument: `{op}(minimum(x, {cap}))`",
         operations=frozenset({"exp", "expm1", "exp2", "sinh", "cosh"}),
-        phases=FORWARD,
         wording=_exp_wording,
     ),
 )
@@ -496,6 +475,7 @@ WRITTEN = Rule(
     _written,
     "the code itself writes this {kind}",
     "if it is meant, say so with anynan.expect(..., reason=...), or give the place a finite value",
+    phases=ANY,
     wording=_elsewhere,
 )
 

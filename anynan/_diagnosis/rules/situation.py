@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import NamedTuple
 
 from anynan._base.summary import Summary
 from anynan._diagnosis.lineage import Operand, OpRecord
@@ -13,6 +14,7 @@ from anynan.events import Kind, Phase
 FORWARD: tuple[Phase, ...] = ("forward", "loss", "parameter", "optimizer", "value")
 BACKWARD: tuple[Phase, ...] = ("backward",)
 BOTH: tuple[Phase, ...] = (*FORWARD, *BACKWARD)
+ANY: tuple[Phase, ...] = ()
 
 # What the argument of a function of one number is called.
 SELF = ("self", "input", "x", "a")
@@ -138,8 +140,14 @@ class Situation:
         return any(counts.get(kind, 0) for kind in kinds)
 
 
+class Wording(NamedTuple):
+    """Say it sharper than a rule's own text and fix."""
+
+    text: str
+    fix: str
+
+
 Condition = Callable[[Situation], str | None]
-Wording = Callable[[Situation], tuple[str, str] | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +162,7 @@ class Rule:
         text: Why.
         fix: What to change.
         operations: Canonical names of the operations it is about; empty is any, and none.
-        phases: Phases the operation ran in (without operations: the event's); empty is any.
+        phases: Phases the operation ran in (without operations: the event's).
         sure: False if the same facts have other possible reasons; the text then says so.
         wording: A sharper text and fix for some situations, or by operation.
     """
@@ -164,11 +172,11 @@ class Rule:
     text: str
     fix: str
     operations: frozenset[str] = frozenset()
-    phases: tuple[Phase, ...] = ()
+    phases: tuple[Phase, ...] = FORWARD
     sure: bool = True
-    wording: Wording | Mapping[str, tuple[str, str]] | None = None
+    wording: Callable[[Situation], Wording | None] | Mapping[str, Wording] | None = None
 
-    def sharper(self, s: Situation) -> tuple[str, str] | None:
+    def sharper(self, s: Situation) -> Wording | None:
         """Give the text and the fix for this situation, None to keep the general ones."""
         if self.wording is None or callable(self.wording):
             return self.wording and self.wording(s)
