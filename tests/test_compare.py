@@ -9,7 +9,7 @@ import pytest
 
 import anynan
 from anynan._cli.commands import main
-from anynan._compare.captures import Capture, Choice, Nudge, Taken
+from anynan._compare.captures import Capture, Choice, Perturbation, Taken
 from anynan._compare.distances import apart, holds, nearest, relative
 from anynan._compare.pairs import pairs, renamed, spelled
 
@@ -94,7 +94,7 @@ def test_what_has_no_partner_is_a_hole() -> None:
 
 
 def test_a_nudge_is_the_same_every_time_and_about_a_unit() -> None:
-    nudge = Nudge(2.0**-24, 0)
+    nudge = Perturbation(2.0**-24, 0)
     first, again = nudge.factor("w", (1000,)), nudge.factor("w", (1000,))
     assert (first == again).all()
     assert not (first == nudge.factor("v", (1000,))).all()

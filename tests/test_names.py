@@ -7,6 +7,14 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 RETIRED = {
+    "Arrival": "BadInput",
+    "Case": "Investigation",
+    "Nudge": "Perturbation",
+    "Passed": "CheckedPoint",
+    "Side": "Runner",
+    "Token": "Root",
+    "Wish": "RunRequest",
+    "parting": "divergence",
     "BaseMender": "BaseFixRunner",
     "Boards": "DeviceBuffers",
     "Its": "LoopIndex",

@@ -17,9 +17,9 @@ from anynan._compare.captures import (
     Choice,
     Held,
     Operation,
-    Side,
+    Runner,
+    RunRequest,
     Taken,
-    Wish,
     cotangent,
 )
 from anynan.jax.graphs.bodies import JITS, backwards, bodies, rounds_of
@@ -243,12 +243,12 @@ _HIDDEN = (
 )
 
 
-def side_of(target: Any) -> Side | None:
+def side_of(target: Any) -> Runner | None:
     """Give the side of a function; None for all that cannot be called."""
     return JaxSide(target) if callable(target) else None
 
 
-class JaxSide(Side):
+class JaxSide(Runner):
     """Run a JAX function: its weights are the constants that its trace finds."""
 
     backend = "jax"
@@ -259,12 +259,12 @@ class JaxSide(Side):
         self.call = call
         self._traced: dict[Any, _Traced] = {}
 
-    def run(self, batch: tuple[Any, ...], wish: Wish) -> Capture:
+    def run(self, batch: tuple[Any, ...], wish: RunRequest) -> Capture:
         """Run once: nothing is written to, so nothing needs to be put back."""
         with wide_numbers() if wish.wide else nullcontext():
             return self._run(batch, wish)
 
-    def _run(self, batch: tuple[Any, ...], wish: Wish) -> Capture:
+    def _run(self, batch: tuple[Any, ...], wish: RunRequest) -> Capture:
         leaves, tree = jax.tree_util.tree_flatten(tuple(map(_brought, batch)))
         at = [i for i, x in enumerate(leaves) if isinstance(x, jax.Array)]
         arrays = [leaves[i] for i in at]
@@ -344,7 +344,7 @@ class _Traced:
         self.weights = len(chosen)
         return traced
 
-    def capture(self, arrays: list[Any], wish: Wish) -> Capture:
+    def capture(self, arrays: list[Any], wish: RunRequest) -> Capture:
         """Evaluate, and sort what came out into layers."""
         consts = list(self.consts)
         if wish.nudge is not None:

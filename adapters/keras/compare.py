@@ -10,7 +10,7 @@ import keras
 import numpy as np
 
 from anynan._base.patches import Patches
-from anynan._compare.captures import Side
+from anynan._compare.captures import Runner
 from anynan.keras.layers import is_symbolic
 
 _SIDES = {
@@ -20,14 +20,14 @@ _SIDES = {
 }
 
 
-def side_of(target: Any) -> Side | None:
+def side_of(target: Any) -> Runner | None:
     """Give the side of a Keras model; None for all else."""
     if not isinstance(target, keras.layers.Layer):
         return None
     name = _SIDES.get(keras.backend.backend())
     if name is None:
         return None
-    side: Side = importlib.import_module(name).KerasSide(target)
+    side: Runner = importlib.import_module(name).KerasSide(target)
     return side
 
 

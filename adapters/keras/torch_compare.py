@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from anynan._compare.captures import Wish
+from anynan._compare.captures import RunRequest
 from anynan.keras.compare import same_draws, watching
 from anynan.keras.layers import layers_of, refuse_unbuilt, weights_of
 from anynan.torch.compare import TorchSide
@@ -50,7 +50,7 @@ class KerasSide(TorchSide):
             yield
 
     @contextmanager
-    def _kept(self, wish: Wish) -> Iterator[None]:
+    def _kept(self, wish: RunRequest) -> Iterator[None]:
         with super()._kept(wish):
             for state, start in same_draws(self._weights):
                 state.assign(start)

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from anynan._base.patches import Patches
-from anynan._compare.captures import Array, Capture, Nudge, Side, Wish, cotangent
+from anynan._compare.captures import Array, Capture, Perturbation, Runner, RunRequest, cotangent
 from anynan._compare.layers import LayerCapture, line
 from anynan._files.formats import FORMATS
 from anynan.keras.compare import same_draws, watching
@@ -39,12 +39,12 @@ _GATES = ((tf.nn, "relu"), (tf.nn, "relu6"), (tf.nn, "leaky_relu"), (tf, "clip_b
           (tf, "maximum"), (tf, "minimum"), (tf, "abs"))  # fmt: skip
 
 
-def side_of(target: Any) -> Side | None:
+def side_of(target: Any) -> Runner | None:
     """Give nothing: the Keras adapter is asked for its models."""
     return None
 
 
-class KerasSide(Side):
+class KerasSide(Runner):
     """Run a Keras model, with the gradients that a tape gives."""
 
     backend = "keras on tensorflow"
@@ -55,7 +55,7 @@ class KerasSide(Side):
         self.layers = layers_of(model)
         self.weights = weights_of(self.layers)
 
-    def run(self, batch: tuple[Any, ...], wish: Wish) -> Capture:
+    def run(self, batch: tuple[Any, ...], wish: RunRequest) -> Capture:
         """Run once, and put the weights back."""
         number = iter(range(1 << 30))
         args = tuple(
@@ -78,7 +78,7 @@ class KerasSide(Side):
         return Capture(self.backend, taking.taken, weights, unit, taking.choices)
 
     @contextmanager
-    def _kept(self, nudge: Nudge | None) -> Iterator[None]:
+    def _kept(self, nudge: Perturbation | None) -> Iterator[None]:
         """Put every variable back afterwards; move the weights meanwhile."""
         held = [(weight, tf.identity(weight.variable.value)) for weight in self.weights]
         for weight, value in held:
@@ -97,7 +97,7 @@ class KerasSide(Side):
 class _Taking(LayerCapture):
     """Collect what layers are given and make, and what is chosen on the way."""
 
-    def __init__(self, wish: Wish) -> None:
+    def __init__(self, wish: RunRequest) -> None:
         super().__init__(wish, _host, partial(line, "keras"))
         self.tape: Any = None
         self.dtypes: set[str] = set()
@@ -215,7 +215,7 @@ def _is_float(x: Any) -> bool:
     return bool(tf.is_tensor(x) and x.dtype.is_floating)
 
 
-def _brought(x: Any, wish: Wish, number: Iterator[int]) -> Any:
+def _brought(x: Any, wish: RunRequest, number: Iterator[int]) -> Any:
     if not hasattr(x, "dtype") or not hasattr(x, "shape"):
         return x
     array = np.asarray(x.detach() if hasattr(x, "detach") else x)

@@ -10,7 +10,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from anynan._base.sources import is_anynans
-from anynan._compare.captures import Array, Capture, Operation, Side, Wish, cotangent
+from anynan._compare.captures import Array, Capture, Operation, Runner, RunRequest, cotangent
 from anynan._compare.layers import LayerCapture, line
 from anynan.events import Source
 from anynan.torch.call.discovery import find_modules
@@ -42,7 +42,7 @@ _VALUES = frozenset({"kthvalue", "mode", "sort", "topk", "median", "nanmedian"})
 _SEED = 0
 
 
-def side_of(target: Any) -> Side | None:
+def side_of(target: Any) -> Runner | None:
     """Give the side of a model, or of a function that uses one; None for all else."""
     if isinstance(target, torch.nn.Module):
         return TorchSide(target, {"": target})
@@ -53,7 +53,7 @@ def side_of(target: Any) -> Side | None:
     return None
 
 
-class TorchSide(Side):
+class TorchSide(Runner):
     """Run a PyTorch model."""
 
     backend = "torch"
@@ -81,7 +81,7 @@ class TorchSide(Side):
                     seen.add(id(x))
                     yield join(name, clean_path(path, model)), x
 
-    def run(self, batch: tuple[Any, ...], wish: Wish) -> Capture:
+    def run(self, batch: tuple[Any, ...], wish: RunRequest) -> Capture:
         """Run once, and put everything back."""
         taking = _Taking(self, wish)
         with ExitStack() as stack:
@@ -97,7 +97,7 @@ class TorchSide(Side):
         return taking.capture()
 
     @contextmanager
-    def _kept(self, wish: Wish) -> Iterator[None]:
+    def _kept(self, wish: RunRequest) -> Iterator[None]:
         """Put weights and buffers back afterwards, to the last bit; move or widen them."""
         held = [(name, x, x.detach().clone()) for name, x in self.weights()]
         narrow = [(x, x.data) for _, x, _ in held if wish.wide and x.is_floating_point()]
@@ -116,7 +116,7 @@ class TorchSide(Side):
             for _, x, before in held:
                 x.data.copy_(before)
 
-    def _brought(self, batch: tuple[Any, ...], wish: Wish) -> tuple[Any, ...]:
+    def _brought(self, batch: tuple[Any, ...], wish: RunRequest) -> tuple[Any, ...]:
         """Bring a batch of any framework to the model's device, and floats to its dtype."""
         weights = [x for _, x in self.weights() if x.is_floating_point()]
         device = weights[0].device if weights else torch.device("cpu")
@@ -164,7 +164,7 @@ class TorchSide(Side):
 class _Taking(LayerCapture):
     """Collect what layers are given and make."""
 
-    def __init__(self, side: TorchSide, wish: Wish) -> None:
+    def __init__(self, side: TorchSide, wish: RunRequest) -> None:
         super().__init__(wish, _host, _line)
         self.side = side
         self.operations: list[Operation] = []

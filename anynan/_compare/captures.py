@@ -228,7 +228,7 @@ class Capture:
 
 
 @dataclass(frozen=True, slots=True)
-class Nudge:
+class Perturbation:
     """Move numbers by about one unit in the last place, the same way every time.
 
     Each is multiplied by a random factor between ``1 - 2 * unit`` and ``1 + 2 * unit``, which
@@ -254,7 +254,7 @@ class Nudge:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class RunRequest:
     """Say how a side shall run.
 
     Attributes:
@@ -269,14 +269,14 @@ class Wish:
 
     weights: bool = False
     backward: bool = False
-    nudge: Nudge | None = None
+    nudge: Perturbation | None = None
     wide: bool = False
     follow: Sequence[Choice] | None = None
     given: Mapping[tuple[str, int], tuple[Array, ...]] | None = None
     inside: tuple[str, int] | None = None
 
 
-class Side:
+class Runner:
     """Run a model as an adapter knows how: one side of a comparison.
 
     Attributes:
@@ -291,7 +291,7 @@ class Side:
     can_give = False
     can_look_inside = False
 
-    def run(self, batch: tuple[Any, ...], wish: Wish) -> Capture:
+    def run(self, batch: tuple[Any, ...], wish: RunRequest) -> Capture:
         """Run once, and put everything back: weights, buffers, random states.
 
         Args:

@@ -4,13 +4,22 @@ import importlib
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from anynan._base.about import ADAPTERS
-from anynan._compare.captures import Capture, Choice, Held, Nudge, Side, Taken, Way, Wish
+from anynan._compare.captures import (
+    Capture,
+    Choice,
+    Held,
+    Perturbation,
+    Runner,
+    RunRequest,
+    Taken,
+    Way,
+)
 from anynan._compare.comparison import BEYOND, Comparison, Parting, Row, Turn
 from anynan._compare.distances import apart, holds, nearest, summed
 from anynan._compare.pairs import pairs, refuse_unused
@@ -54,7 +63,7 @@ def capture(
     """
     if inputs is not None:
         model, batch = _by_name(model), (*batch, dict(inputs))
-    return _side(model, "the model").run(batch, Wish(weights=True, backward=backward))
+    return _side(model, "the model").run(batch, RunRequest(weights=True, backward=backward))
 
 
 def compare(
@@ -133,7 +142,7 @@ def _by_name(model: Any) -> Any:
     return call
 
 
-def _side(target: Any, what: str) -> Side:
+def _side(target: Any, what: str) -> Runner:
     """Find the adapter that runs a target; frameworks that are not imported are not asked.
 
     Raises:
@@ -148,7 +157,7 @@ def _side(target: Any, what: str) -> Side:
             if error.name != f"anynan.{name}.compare":
                 raise
             continue
-        side: Side | None = module.side_of(target)
+        side: Runner | None = module.side_of(target)
         if side is not None:
             return side
     msg = (
@@ -158,31 +167,30 @@ def _side(target: Any, what: str) -> Side:
     raise TypeError(msg)
 
 
+@dataclass(frozen=True, slots=True)
 class _Comparing:
     """Run both sides as often as it takes, and judge."""
 
-    def __init__(
-        self,
-        first: Side,
-        second: Side | None,
-        ready: Capture | None,
-        batch: tuple[Any, ...],
-        names: dict[str, str],
-        limit: float,
-        *,
-        follow: bool,
-    ) -> None:
-        self.first, self.second, self.batch, self.names = first, second, batch, names
-        self.limit, self.follow = limit, follow
-        self.ready = ready
-        self.layouts = first.backend not in {side.backend for side in (second, ready) if side}
+    first: Runner
+    second: Runner | None
+    ready: Capture | None
+    batch: tuple[Any, ...]
+    names: dict[str, str]
+    limit: float
+    follow: bool
+
+    @property
+    def layouts(self) -> bool:
+        """Tell whether the two may lay out their arrays otherwise."""
+        others = {side.backend for side in (self.second, self.ready) if side}
+        return self.first.backend not in others
 
     def result(self, *, backward: bool) -> Comparison:
         """Compare."""
-        mine = self.first.run(self.batch, Wish(weights=True, backward=backward))
+        mine = self.first.run(self.batch, RunRequest(weights=True, backward=backward))
         held = mine.choices if self.follow else None
         if self.second is not None:
-            wish = Wish(weights=True, backward=backward, follow=held)
+            wish = RunRequest(weights=True, backward=backward, follow=held)
             theirs = self.second.run(self.batch, wish)
         else:
             assert self.ready is not None
@@ -191,7 +199,8 @@ class _Comparing:
         unit = max(mine.unit, theirs.unit, 2.0**-53)
         moved = [
             self.first.run(
-                self.batch, Wish(backward=backward, nudge=Nudge(unit, seed), follow=mine.choices)
+                self.batch,
+                RunRequest(backward=backward, nudge=Perturbation(unit, seed), follow=mine.choices),
             )
             for seed in range(RERUNS)
         ]
@@ -201,8 +210,8 @@ class _Comparing:
             any(not turn.rounding and not turn.choice.drawn for turn in turns)
             and len(more) < _TURNS
         ):
-            nudge = Nudge(unit, len(more))
-            more.append(self.first.run(self.batch, Wish(nudge=nudge, follow=mine.choices)))
+            nudge = Perturbation(unit, len(more))
+            more.append(self.first.run(self.batch, RunRequest(nudge=nudge, follow=mine.choices)))
             turns, until = self._turns(mine, theirs, more)
         moved += self._widened(mine, theirs, unit, backward=backward)
         gates = [turn.choice for turn in turns if turn.choice.gate]
@@ -232,7 +241,7 @@ class _Comparing:
         for side, own in ((self.first, mine), (self.second, theirs)):
             if side is None or not side.can_widen:
                 continue
-            wish = Wish(backward=backward, wide=True, follow=own.choices)
+            wish = RunRequest(backward=backward, wide=True, follow=own.choices)
             try:
                 run = side.run(self.batch, wish)
             except Exception:  # noqa: BLE001, S112  an operation has no such kernel
@@ -355,11 +364,13 @@ class _Comparing:
         if not (self.first.can_look_inside and second.can_look_inside):
             return None
         here, there = (place.layer, place.call), (place.other, place.other_call)
-        mine = self.first.run(self.batch, Wish(inside=here))
-        nudge = Nudge(unit, 0)
-        moved = self.first.run(self.batch, Wish(inside=here, nudge=nudge, follow=mine.choices))
+        mine = self.first.run(self.batch, RunRequest(inside=here))
+        nudge = Perturbation(unit, 0)
+        moved = self.first.run(
+            self.batch, RunRequest(inside=here, nudge=nudge, follow=mine.choices)
+        )
         held = mine.choices if self.follow else None
-        theirs = second.run(self.batch, Wish(inside=there, follow=held))
+        theirs = second.run(self.batch, RunRequest(inside=there, follow=held))
         left = list(theirs.operations)
         last = None
         for i, x in enumerate(mine.operations):
@@ -393,9 +404,9 @@ class _Comparing:
         made = {(t.layer, t.call): t for t in mine.taken if t.way == "forward"}
         given = {other: made[own].given for other, own in partner.items()}
         own = {key: taken.given for key, taken in made.items()}
-        theirs = self.second.run(self.batch, Wish(given=given, follow=mine.choices))
+        theirs = self.second.run(self.batch, RunRequest(given=given, follow=mine.choices))
         alone = self.first.run(
-            self.batch, Wish(given=own, nudge=Nudge(unit, 0), follow=mine.choices)
+            self.batch, RunRequest(given=own, nudge=Perturbation(unit, 0), follow=mine.choices)
         )
         there = {(t.layer, t.call): t for t in theirs.taken}
         again = {(t.layer, t.call): t for t in alone.taken}

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from anynan._base.sources import is_anynans, user_source
-from anynan._compare.captures import Array, Choice, Held, Taken, Way, Wish
+from anynan._compare.captures import Array, Choice, Held, RunRequest, Taken, Way
 from anynan.events import Source
 
 
@@ -37,7 +37,7 @@ class LayerCapture:
     """
 
     def __init__(
-        self, wish: Wish, host: Callable[[Any], Array], line: Callable[[], Source | None]
+        self, wish: RunRequest, host: Callable[[Any], Array], line: Callable[[], Source | None]
     ) -> None:
         self.wish, self._host, self._line = wish, host, line
         self.calls: dict[str, int] = defaultdict(int)

@@ -108,7 +108,7 @@ def _of_operation(
 ) -> tuple[dict[str, Any], str | None]:
     """Say where an operation made bad values, and where they were read, if that is elsewhere."""
     here = (origin.layer, origin.phase) == (read["layer"], read["phase"])
-    made = {"layer": origin.layer, "phase": origin.phase}
+    made: dict[str, Any] = {"layer": origin.layer, "phase": origin.phase}
     if origin.output is not None:
         made["kind"] = origin.output.kind or read["kind"]
         made["summary"] = (here and read["summary"]) or origin.output

@@ -128,20 +128,11 @@ def _situation(case: Investigation, chosen: BadParameter, write: OpRecord | None
         since = None
         case.notes.append(FIRST_LOOK.format(name=chosen.name))
     return Situation(
-        phase=phase,
-        kind=chosen.summary.kind or case.kind,
-        layer=chosen.layer,
-        tensor=chosen.name,
-        parameter=chosen.name,
-        summary=chosen.summary,
-        since=since,
-        gradient=chosen.gradient,
-        state=chosen.state,
-        settings=chosen.settings,
-        record=write,
-        unread=case.unread,
+        phase, chosen.summary.kind or case.kind, layer=chosen.layer, tensor=chosen.name,
+        parameter=chosen.name, summary=chosen.summary, since=since, gradient=chosen.gradient,
+        state=chosen.state, settings=chosen.settings, record=write, unread=case.unread,
         growth=case.monitor.history.curve(case.reading.site),
-    )
+    )  # fmt: skip
 
 
 def _is_written(item: BadParameter) -> bool:

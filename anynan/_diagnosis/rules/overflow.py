@@ -22,6 +22,7 @@ from anynan._diagnosis.rules.situation import ANY, BOTH, OTHER, SELF, Rule, Situ
 
 _PRODUCTS = frozenset({"matmul", "linear", "convolution", "attention", "rnn", "einsum"})
 _SUMS = frozenset({"sum", "mean", "cumsum", "logsumexp", "mse_loss"})
+_LOSSES = frozenset({"nll_loss", "cross_entropy", "mse_loss", "binary_cross_entropy"})
 _NORMS = frozenset({"layer_norm", "batch_norm", "group_norm", "rms_norm", "instance_norm"})
 _SPREADS = frozenset({"var", "std"})
 OVERFLOWING = (
@@ -444,18 +445,7 @@ RULES = (
         _empty_mean,
         "the mean of no elements is 0/0",
         "skip the empty case, or divide the sum by maximum(count, 1)",
-        operations=frozenset(
-            {
-                "mean",
-                "var",
-                "std",
-                "nanmean",
-                "nll_loss",
-                "cross_entropy",
-                "mse_loss",
-                "binary_cross_entropy",
-            }
-        ),
+        operations=_LOSSES | {"mean", "nanmean", "var", "std"},
         wording=_empty_wording,
     ),
     Rule(
