@@ -102,21 +102,22 @@ def test_comes_back_after_an_exception() -> None:
     assert Base().run() == "base"
 
 
-def test_a_call_goes_through_every_link_and_the_last_one_is_outermost() -> None:
-    links: list[Any] = []
+class Session:
+    def __init__(self, word: str, *, paused: bool = False) -> None:
+        self.word, self.paused = word, paused
 
-    def link(word: str) -> Any:
-        def around(run: Any, owner: Base, *args: Any, **kwargs: Any) -> str:
-            assert isinstance(owner, Base)
-            return f"{word}({run(*args, **kwargs)})"
+    def around(self, run: Callable[..., str], owner: Base, *args: Any) -> str:
+        assert isinstance(owner, Base)
+        return f"{self.word}({run(*args)})"
 
-        return around
 
+def test_a_call_goes_through_every_session_and_the_first_is_innermost() -> None:
+    sessions: list[Session] = []
     with Patches() as patches:
-        patches.change(Base, "run", through(lambda: links))
+        patches.change(Base, "run", through(lambda: sessions, "around"))
         assert Base().run() == "base"
-        links += [link("inner"), link("outer")]  # asked at each call
-        assert Base().run() == "outer(inner(base))"
+        sessions += [Session("inner"), Session("idle", paused=True), Session("outer")]
+        assert Base().run() == "outer(inner(base))"  # asked at each call
         assert Child().run() == "outer(inner(base))"
     assert Base().run() == "base"
 

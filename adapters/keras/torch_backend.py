@@ -145,9 +145,9 @@ class KerasSession(ModelSession):
         """Install the hooks, and change what Keras trains with."""
         seams.watch(self, _compute_loss)
         for owner in (keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer):
-            made = through(lambda: [x.apply for x in seams.sessions() if not x.tracker.paused])
+            made = through(seams.sessions, "apply", paused="tracker.paused")
             seams.change(owner, "apply", made)
-        made = through(lambda: [x.scale_loss for x in seams.sessions()])
+        made = through(seams.sessions, "scale_loss", paused="tracker.paused")
         seams.change(keras.optimizers.LossScaleOptimizer, "scale_loss", made)
         # Building a model, Keras may run layers on made-up numbers.
         seams.change(keras.SymbolicScope, "__enter__", _enter_symbolic)

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable, Iterable
+from operator import attrgetter
 from typing import Any, Self
 
 _ABSENT: Any = object()
@@ -86,19 +87,24 @@ def owner_of(cls: type, name: str) -> type:
     return next(owner for owner in cls.__mro__ if name in vars(owner))
 
 
-def through(links: Callable[[], Iterable[Callable[..., Any]]]) -> Callable[[Any], Any]:
-    """Make what stands in a method's place, and runs it through others.
+def through(
+    sessions: Callable[[], Iterable[Any]], link: str, *, paused: str = "paused"
+) -> Callable[[Any], Any]:
+    """Make what stands in a method's place, and runs it through sessions, the first innermost.
 
     Args:
-        links: Gives those, innermost first: each takes what runs the rest, the object, and the
-            arguments.
+        sessions: Gives those.
+        link: Which method of each takes what runs the rest, the object, and the arguments.
+        paused: What tells that one is to be left out.
     """
+    of, idle = attrgetter(link), attrgetter(paused)  # no calls of Python's: updates are many
 
     def make(original: Any) -> Any:
         def method(self: Any, *args: Any, **kwargs: Any) -> Any:
             run = functools.partial(original, self)
-            for link in links():
-                run = functools.partial(link, run, self)
+            for session in sessions():
+                if not idle(session):
+                    run = functools.partial(of(session), run, self)
             return run(*args, **kwargs)
 
         return method

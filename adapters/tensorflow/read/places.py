@@ -1,6 +1,7 @@
 """What the core knows some readings by, and which calls of their layers they are."""
 
 import functools
+from operator import attrgetter
 from typing import Any, Self
 
 import numpy as np
@@ -9,6 +10,8 @@ from anynan._readings.monitor import Monitor
 from anynan._readings.readings import ProbePoint, Site
 from anynan._readings.step import Step
 from anynan.tensorflow.read import readings
+
+_DTYPE = attrgetter("dtype")
 
 
 class Places:
@@ -26,7 +29,7 @@ class Places:
     @classmethod
     def of(cls, points: list[ProbePoint], monitor: Monitor) -> Self:
         """Find the sites of points."""
-        return cls(monitor.sites_of(points, [point.dtype for point in points]))
+        return cls(monitor.sites_of(points, map(_DTYPE, points)))
 
     def fill(
         self,

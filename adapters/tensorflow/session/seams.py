@@ -34,6 +34,7 @@ class Seams:
             weakref.WeakKeyDictionary()
         )
         self._patches = Patches()
+        self._all = functools.partial(getattr, self, "sessions")
 
     @property
     def sessions(self) -> list[Any]:
@@ -79,23 +80,17 @@ class Seams:
         self.install_weights(session.layers.weights.trainable())
         if self._patches.holds(tf.GradientTape, "gradient"):
             return
-        asked = through(
-            lambda: [
-                *(x.calls.gradient for x in self.sessions if not (x.paused or x.others())),
-                _unrecorded,
-            ]
-        )
-        self._change(tf.GradientTape, "gradient", asked)
+        asked = through(lambda: [x for x in self.sessions if not x.others()], "calls.gradient")
+        self._change(tf.GradientTape, "gradient", lambda real: _unrecorded(asked(real)))
         for name in ("jacobian", "batch_jacobian"):
-            made = through(lambda: [x.calls.jacobian for x in self.sessions])
-            self._change(tf.GradientTape, name, made)
+            self._change(tf.GradientTape, name, through(self._all, "calls.jacobian"))
         self._change(tf.GradientTape, "__enter__", _enter)
         self._change(tf.GradientTape, "__exit__", _exit)
         self._change(FUNCTION, "__call__", _function_call)
 
     def install_weights(self, weights: list[Any]) -> None:
         """Change how a program updates weights by itself."""
-        made = through(lambda: [x.updates.assign for x in self.sessions if not x.paused])
+        made = through(self._all, "updates.assign")
         for owner in {owner_of(type(x), "assign") for x in weights}:
             for name in ("assign", "assign_add", "assign_sub"):
                 self._change(owner, name, made)
@@ -103,10 +98,9 @@ class Seams:
     def install_keras(self, keras: Any) -> None:
         """Change what Keras trains with, and its layers: they may come later."""
         self._change(keras.layers.Layer, "__call__", _layer_call)
-        made = through(lambda: [x.updates.apply for x in self.sessions if not x.paused])
-        self._change(keras.optimizers.Optimizer, "apply", made)
-        made = through(lambda: [x.updates.apply_scaled for x in self.sessions])
-        self._change(keras.optimizers.LossScaleOptimizer, "apply", made)
+        self._change(keras.optimizers.Optimizer, "apply", through(self._all, "updates.apply"))
+        scaled = through(self._all, "updates.apply_scaled")
+        self._change(keras.optimizers.LossScaleOptimizer, "apply", scaled)
         for name in ("make_train_function", "make_test_function", "make_predict_function"):
             self._change(keras.Model, name, functools.partial(_make_function, name=name))
 
@@ -171,11 +165,15 @@ def _noted(record: Any, layer: Any, run: Callable[..., Any], *args: Any, **kwarg
         return run(*args, **kwargs)
 
 
-def _unrecorded(run: Callable[..., Any], _: Any, *args: Any, **kwargs: Any) -> Any:
+def _unrecorded(ask: Callable[..., Any]) -> Any:
     """Ask for a gradient; what makes it is nothing that ran under the tape."""
-    record = taped.newest()
-    with nullcontext() if record is None else record.off():
-        return run(*args, **kwargs)
+
+    def gradient(self: Any, *args: Any, **kwargs: Any) -> Any:
+        record = taped.newest()
+        with nullcontext() if record is None else record.off():
+            return ask(self, *args, **kwargs)
+
+    return gradient
 
 
 def _enter(original: Any) -> Any:
