@@ -70,8 +70,8 @@ def test_one_write_for_each_phase_and_one_read_for_each_step(monkeypatch):
         # The input, each layer's output, the loss and the gradient of each weight.
         read = 1 + len(LAYERS) + 1 + len(model.weights)
         assert counts["Min"] == counts["Max"] == counts["L2Loss"] == read
-        (board,) = inside(tracker).judge.adapter._boards.held
-        (part,) = board._parts
+        (buffer,) = inside(tracker).judge.adapter._buffers.held
+        (part,) = buffer._parts
         reads = []
         read = tf.raw_ops.ReadVariableOp
 
