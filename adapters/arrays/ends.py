@@ -18,7 +18,6 @@ from anynan._arrays.arguments import bound, positional
 from anynan._arrays.containers import leaves
 from anynan._arrays.probe import Span, probe
 from anynan._base.context import running as watching
-from anynan._bundle.collector import collecting
 from anynan._diagnosis.agreement import CheckedPoint, divergence
 from anynan._diagnosis.evidence import ReplayError
 from anynan._diagnosis.lineage import OpRecord, Replay, Sink, trace
@@ -28,17 +27,16 @@ from anynan._readings.policy import reading_kind
 from anynan._readings.readings import Reading, Site
 from anynan._readings.step import Step
 from anynan._steps.actions import names_bad
+from anynan.arrays.again import Call, attempt
 from anynan.arrays.errorlog import STATE, ErrorLog
 from anynan.arrays.light import NUMBERS, Light, named
 from anynan.arrays.live import LiveTape
 from anynan.arrays.modules import taking_stand_ins
 from anynan.arrays.reached import SMALL, mark
-from anynan.arrays.saving import inputs
 from anynan.arrays.state import State
-from anynan.arrays.tape import given, now
+from anynan.arrays.tape import now
 from anynan.arrays.trackable import change, is_array
 from anynan.arrays.tracked import TrackedArray
-from anynan.arrays.trials import Call, attempt
 from anynan.events import Event, Phase
 
 if TYPE_CHECKING:
@@ -96,8 +94,8 @@ class EndsTape(LiveTape):
         return True
 
 
-class Began:
-    """Hold what a call was given, so that it can be run again with it.
+class Kept(Call):
+    """Hold a call and copies of what it was given, so that it can be run again with it.
 
     Args:
         fn: The function.
@@ -111,14 +109,13 @@ class Began:
         self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
         *, draws: bool, light: Light | None = None,
     ) -> None:  # fmt: skip
-        self.fn, self.args, self.kwargs = fn, args, kwargs
+        super().__init__(fn, args, kwargs, copy_context() if light is None else light.context)
         self.given = bound(positional(fn), args, kwargs)
         self._copies: dict[int, Any] = {}
         self._marks: dict[int, bytes] = {}
         self.random = np.random.get_state() if draws else None  # noqa: NPY002
-        self.containers = () if light is None else light.containers
         if light is not None:
-            self.context, self.log = light.context, light.log
+            self.containers, self.log = light.containers, light.log
             self.arrays = list(light.arrays())
             for x, _, kept in light.held:
                 (self._marks if type(kept) is bytes else self._copies)[id(x)] = kept
@@ -135,7 +132,6 @@ class Began:
                 self._copies[id(x)] = view.copy()
             else:
                 self._marks[id(x)] = mark(view)
-        self.context = copy_context()
         self.log = ErrorLog(self.context)
 
     @property
@@ -187,12 +183,8 @@ class Began:
         return raw.copy() if plain else raw
 
     @contextmanager
-    def lent(self) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-        """Give the arguments as they were, and afterwards leave the program's as they are.
-
-        Yields:
-            The arguments to run the function with.
-        """
+    def lent(self, *, making: bool = False) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+        """Give the arguments as they were, and afterwards leave the program's as they are."""
         originals: dict[int, Any] = {}
 
         def fresh(raw: Any, _: str) -> Any:
@@ -204,15 +196,11 @@ class Began:
         try:
             values += [change(value, name, is_array, fresh) for name, value in self.given]
             args = tuple(values[: len(self.args)])
-            yield args, dict(zip(self.kwargs, values[len(self.args) :], strict=True))
+            with taking_stand_ins([x for _, x in self.arrays], making=making):
+                yield args, dict(zip(self.kwargs, values[len(self.args) :], strict=True))
         finally:
             for value in values:
                 change(value, "", lambda x: id(x) in originals, lambda x, _: originals[id(x)])
-
-    def roll(self) -> None:
-        """Put NumPy's global random numbers to where they were."""
-        if self.random is not None:
-            np.random.set_state(self.random)  # noqa: NPY002
 
 
 class Ends:
@@ -344,7 +332,7 @@ class Ends:
         if known is not None:
             return known
         session = self._session
-        began = Began(light.fn, light.args, light.kwargs, draws=False, light=light)
+        began = Kept(light.fn, light.args, light.kwargs, draws=False, light=light)
         rows = session.tracker.judge.rows()
         tape = EndsTape(session, rows)
         self._local.began, self._local.rows, self._local.deep = began, rows, tape
@@ -361,7 +349,7 @@ class Ends:
         session = self._session
         rows = session.tracker.judge.rows()
         tape = EndsTape(session, rows)
-        began = self._local.began = Began(fn, args, kwargs, draws=self._draws)
+        began = self._local.began = Kept(fn, args, kwargs, draws=self._draws)
         self._local.rows = rows
         state = State(fn, began.given, session.is_near)
 
@@ -372,7 +360,7 @@ class Ends:
         return self._judged(tape, began, state, run, fresh=True)
 
     def _judged(
-        self, tape: EndsTape, began: Began, state: State | None, run: Callable[[], Any],
+        self, tape: EndsTape, began: Kept, state: State | None, run: Callable[[], Any],
         *, fresh: bool = False,
     ) -> Any:  # fmt: skip
         session, rows = self._session, tape.rows
@@ -409,14 +397,14 @@ class Ends:
         self._end(rows)
         return result
 
-    def _heard(self, began: Began) -> tuple[OpRecord, str] | None:
+    def _heard(self, began: Kept) -> tuple[OpRecord, str] | None:
         """Give the one error that NumPy noted in a call that was ended by NaN or Inf."""
         if len(began.log.lines) != 1:
             return None
         (error,) = began.log.lines
         return error.record(0), ENDED.format(log=began.log)
 
-    def _tell_unread(self, began: Began, state: State, rows: Step) -> None:
+    def _tell_unread(self, began: Kept, state: State, rows: Step) -> None:
         """Warn of NaN that NumPy noted in a call of which nothing that came out could be read."""
         if state.looked or any(site.phase != "input" for site in rows.sites):
             return
@@ -425,7 +413,7 @@ class Ends:
             note = UNREAD.format(log=began.log)
             self._session.tracker.judge.note_operation(rows, record, note)
 
-    def _written(self, tape: EndsTape, began: Began, done: Any) -> None:
+    def _written(self, tape: EndsTape, began: Kept, done: Any) -> None:
         """Read what the call wrote into its arguments."""
         known = {id(x) for x in done}
         for label, x in began.written():
@@ -453,7 +441,7 @@ class Ends:
         Raises:
             ReplayError: If the call cannot be run again, and the log names no single line.
         """
-        began: Began | None = getattr(self._local, "began", None)
+        began: Kept | None = getattr(self._local, "began", None)
         if began is None:
             msg = "the call is over and its arguments are gone"
             raise ReplayError(msg)
@@ -474,7 +462,7 @@ class Ends:
             return self._unseen(began, reading, seen)
         return seen
 
-    def _made_inside(self, began: Began, reading: Reading) -> Replay | None:
+    def _made_inside(self, began: Kept, reading: Reading) -> Replay | None:
         """Run the call again with the arrays that its own code makes under watch."""
         tape, seen = self._local.tape, None
         with suppress(Exception):
@@ -487,20 +475,13 @@ class Ends:
 
     def attempt(self, repairs: Sequence[Repair]) -> Attempt | None:
         """Run the call once more, with operations repaired that its second run saw."""
-        began: Began | None = getattr(self._local, "began", None)
+        began: Kept | None = getattr(self._local, "began", None)
         tape: LiveTape | None = getattr(self._local, "tape", None)
         if began is None or tape is None:
             return None
-        try:
-            with began.lent() as (args, kwargs):
-                tape.given = given(args, kwargs)
-                return attempt(
-                    self._session, Call(tape, began.fn, args, kwargs, began.context), repairs
-                )
-        except ReplayError:
-            return None
+        return attempt(self._session, began, tape, repairs)
 
-    def _up_to(self, began: Began) -> Replay | None:
+    def _up_to(self, began: Kept) -> Replay | None:
         """Run a call that an exception has ended again, up to there."""
         self._local.tape = None
         try:
@@ -510,27 +491,11 @@ class Ends:
             return None if tape is None else tape.ended(error)
         return None
 
-    def _again(self, began: Began, *, making: bool = False) -> Replay:
-        # A check inside may be what failed, in a scope that the function has entered.
-        context = began.context.copy()
-        context.run(collecting.set, collecting.get())
-        return context.run(self._run_again, began, making)
-
-    def _run_again(self, began: Began, making: bool) -> Replay:
-        session = self._session
-        tape = self._local.tape = LiveTape(session, None)
-        start = session.start_of(began.fn, began.containers)
-        again = start.again(session.tracker.judge.say, tape)
-        taking = taking_stand_ins([x for _, x in began.arrays], making=making)
-        with again, began.lent() as (args, kwargs), taking:
-            into = collecting.get()
-            if into is not None:
-                inputs(into, args, kwargs, began.random)
-            began.roll()
-            with np.errstate(all="ignore"):
-                result = session.run(tape, began.fn, args, kwargs)
+    def _again(self, began: Kept, *, making: bool = False) -> Replay:
+        """Run the call again under the recorder."""
+        tape = self._local.tape = began.new_tape(self._session)
+        result, _ = began.again(self._session, tape, making=making)
         seen = tape.replay()
-        seen.notes += start.missed
         seen.passed = [place for place in tape.passed if place.layer] + [
             CheckedPoint("", "forward", label, 0, *span)
             for label, x in leaves(result, "result")
@@ -540,7 +505,7 @@ class Ends:
 
     def seen_again(self, label: str) -> Replay | None:
         """Run the call again; give what was seen if it made what a check of this name found."""
-        began: Began | None = getattr(self._local, "began", None)
+        began: Kept | None = getattr(self._local, "began", None)
         if began is None or not self._session.options.replay:
             return None
         try:
@@ -550,7 +515,7 @@ class Ends:
         made = any(sink.label == label and sink.parents for sink in seen.sinks)
         return seen if made else None
 
-    def _unseen(self, began: Began, reading: Reading, seen: Replay) -> Replay:
+    def _unseen(self, began: Kept, reading: Reading, seen: Replay) -> Replay:
         """Ask the error log where a second run came to the same without seeing what made it."""
         why = "a second run came to the same, and did not see which operation made it"
         tape: LiveTape = self._local.tape
@@ -565,7 +530,7 @@ class Ends:
         told.notes += seen.notes
         return told
 
-    def _logged(self, began: Began, reading: Reading, why: str) -> Replay:
+    def _logged(self, began: Kept, reading: Reading, why: str) -> Replay:
         """Tell what NumPy's own error log says of the first run."""
         kind = reading.kind or "nan"
         if not any(error.makes(kind) for error in began.log.lines):

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -16,14 +16,15 @@ from anynan._reach.messages import ANOTHER_THREAD, STATE_MISSED
 from anynan.arrays.state import is_clean
 from anynan.arrays.tracked import is_tracked
 
-if TYPE_CHECKING:
-    from anynan.arrays.tape import Tape
-
 KINDS = Kinds(arrays=(np.ndarray,))
 # Bytes of an array that is copied when a call begins, and how many of them are looked at.
 SMALL = 2**16
 MANY = 100
 _SAMPLE = 64  # elements by which a larger one is known again
+
+
+def _itself(x: Any) -> Any:
+    return x
 
 
 class Reached:
@@ -84,12 +85,16 @@ class Start:
                 self._known[id(x)] = x, x.copy() if x.nbytes <= SMALL else mark(x)
 
     @contextmanager
-    def again(self, say: Callable[[str], object], tape: "Tape | None") -> Iterator[None]:
+    def again(
+        self, say: Callable[[str], object], lend: Callable[[Any], Any] = _itself,
+        give: Callable[[Any, str], Any] | None = None,
+    ) -> Iterator[None]:  # fmt: skip
         """Let a second run find what the first found, and put all of it back after it.
 
         Args:
             say: Is told of what could not be put back.
-            tape: Watches the second run, if one does.
+            lend: Puts an array that the code reaches under watch, if one does.
+            give: Does so with the arrays of an iterator's item.
 
         Raises:
             ReplayError: If it would move what cannot be put back.
@@ -112,8 +117,8 @@ class Start:
                 x = holder.get()
                 if isinstance(x, np.ndarray):
                     copy = self._as_it_was(holder.name, x)
-                    holder.set(copy if tape is None else tape.lend(copy))
-            with context.replay_context(), reach.again(None if tape is None else tape.give):
+                    holder.set(lend(copy))
+            with context.replay_context(), reach.again(give):
                 yield
         except Exhausted as error:
             raise ReplayError(str(error)) from error
@@ -182,7 +187,7 @@ def untouched(fn: Callable[..., Any], say: Callable[[str], object]) -> Iterator[
         ReplayError: If the code takes from an iterator or a queue: there is nothing to give it.
     """
     reached = Reached(fn).look()
-    with reached.lending((), {}), reached.begin((), {}).again(say, None):
+    with reached.lending((), {}), reached.begin((), {}).again(say):
         yield
 
 

@@ -18,7 +18,7 @@ from anynan._arrays.chunked import is_chunked
 from anynan._arrays.containers import leaves
 from anynan._arrays.measures import measure
 from anynan._base.summary import Summary
-from anynan._bundle.collector import Collector, collecting
+from anynan._bundle.collector import Collector
 from anynan._diagnosis.evidence import ReplayError
 from anynan._diagnosis.lineage import Replay
 from anynan._diagnosis.rules.repair import Repair
@@ -30,6 +30,7 @@ from anynan._steps.adapter import BaseAdapter
 from anynan._steps.framework import EVERY_OPERATION, Escalation
 from anynan._steps.loaders import bad_rows
 from anynan._steps.tracked import Tracked
+from anynan.arrays.again import Call, attempt, bundled
 from anynan.arrays.bundle import DIALECT
 from anynan.arrays.ends import Ends
 from anynan.arrays.errorlog import ErrorLog
@@ -45,12 +46,10 @@ from anynan.arrays.messages import (
 from anynan.arrays.parting import divergence
 from anynan.arrays.reached import Reached, Start
 from anynan.arrays.refusals import explain
-from anynan.arrays.saving import again, inputs
 from anynan.arrays.state import State
 from anynan.arrays.tape import Tape, given, now
 from anynan.arrays.trackable import change, is_array, unwrap
 from anynan.arrays.tracked import TrackedArray, is_tracked
-from anynan.arrays.trials import Call, attempt
 from anynan.errors import AnomalyError
 
 # An operand up to this size is copied before it is overwritten, so that a report can quote it.
@@ -77,7 +76,7 @@ class ArraySession(BaseAdapter):
         self._local = threading.local()
         self.ends = Ends(self)
         self._reached: Reached | None = None
-        self._unread: list[tuple[LazyTape, Any, tuple[Any, ...], dict[str, Any]]] = []
+        self._unread: list[tuple[LazyTape, Call | None]] = []
         self._matched: set[str] = set()
         self._paths: dict[str, bool] = {}
         self._seen_scopes = False
@@ -106,8 +105,8 @@ class ArraySession(BaseAdapter):
     def read(self) -> None:
         """Bring the flags of finished calls to the host and judge them."""
         unread, self._unread = self._unread, []
-        for tape, fn, args, kwargs in unread:
-            self._local.again = (tape, fn, args, kwargs)
+        for tape, call in unread:
+            self._local.again = tape, call
             try:
                 try:
                     tape.finish()
@@ -123,16 +122,17 @@ class ArraySession(BaseAdapter):
         """Run a call again where its operands can be seen, or tell what is known without."""
         if self.ends.is_running:
             return self.ends.replay(reading)
-        again = getattr(self._local, "again", None)
+        again: tuple[LazyTape, Call | None] | None = getattr(self._local, "again", None)
         if again is None:
             msg = "the call is over and its arguments are gone"
             raise ReplayError(msg)
-        tape: LazyTape
-        tape, fn, args, kwargs = again
-        reason = self._not_again(tape, fn, args, kwargs)
+        tape, call = again
+        reason = self._not_again(tape, call)
         if reason is None:
             try:
-                seen = self._run_again(fn, args, kwargs)
+                seen_by = call.new_tape(self)
+                call.again(self, seen_by)
+                seen = seen_by.replay()
             except ReplayError as error:
                 reason = f"the call was not run again: {error}"
             except Exception as error:  # noqa: BLE001  the first run's own records are left
@@ -147,36 +147,17 @@ class ArraySession(BaseAdapter):
             seen.notes.append(reason)
         return seen
 
-    def _not_again(
-        self, tape: LazyTape, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> str | None:
+    def _not_again(self, tape: LazyTape, call: Call | None) -> str | None:
         """Say why a call is not run again, None if it can be."""
         if any(node.array is not None for node in tape.nodes):
             return ""  # what is not computed yet was kept, and is measured as it is
-        if fn is None:
+        if call is None:
             if self.options.read == "auto":
                 return ""  # no function was called: there is nothing to run again
             return SCALAR_DEFERRED()
-        if tape.overwritten or tape.given != given(args, kwargs) or tape.is_changed():
+        if call.is_changed or tape.is_changed():
             return ARGUMENTS_OVERWRITTEN()
         return None
-
-    def _run_again(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Replay:
-        tape = LiveTape(self, None)
-        into, start = collecting.get(), self.start_of(fn)
-        with start.again(self.tracker.judge.say, tape):
-            if into is not None:
-                inputs(into, args, kwargs, self.random)
-            np.random.set_state(self._local.random)  # noqa: NPY002  what it may draw from
-            self.run(tape, fn, args, kwargs)
-        seen = tape.replay()
-        seen.notes += start.missed
-        return seen
-
-    @property
-    def random(self) -> Any:
-        """Give NumPy's random state as this thread's call found it, None if it was not kept."""
-        return getattr(self._local, "random", None)
 
     @property
     def dialect(self) -> str:
@@ -189,7 +170,7 @@ class ArraySession(BaseAdapter):
         if self.ends.is_running or call is None:
             super().capture(reading, into)
         else:
-            again(self, call, into)
+            bundled(self, call, into)
 
     def escalation(self) -> Escalation:
         """Watch every operation of the next calls."""
@@ -200,9 +181,10 @@ class ArraySession(BaseAdapter):
         if self.ends.is_running:
             return self.ends.attempt(repairs)
         call: Call | None = getattr(self._local, "call", None)
-        if call is None or call.tape.rows is None or call.tape.rows.number != reading.step:
+        tape = None if call is None else call.tape
+        if call is None or tape is None or tape.rows is None or tape.rows.number != reading.step:
             return None
-        return attempt(self, call, repairs)
+        return attempt(self, call, tape, repairs)
 
     def measure(self, value: Any) -> Summary:
         """Summarise an array."""
@@ -285,11 +267,11 @@ class ArraySession(BaseAdapter):
         """Run one step under a tape."""
         rows = self.tracker.judge.rows()
         lazy = self._is_lazy(args, kwargs)
-        began = copy_context()
-        self._local.random = np.random.get_state() if lazy else None  # noqa: NPY002
-        tape: Tape = (LazyTape if lazy else LiveTape)(self, rows, ErrorLog(began))
+        call = self._local.call = Call(fn, args, kwargs, copy_context())
+        call.random = np.random.get_state() if lazy else None  # noqa: NPY002
+        tape: Tape = (LazyTape if lazy else LiveTape)(self, rows, ErrorLog(call.context))
         tape.given = given(args, kwargs)
-        self._local.call = Call(tape, fn, args, kwargs, began)
+        call.tape = tape
         try:
             try:
                 result = self.run(tape, fn, args, kwargs)
@@ -298,9 +280,9 @@ class ArraySession(BaseAdapter):
                 # What broke the step may be what anynan looks for: judge it, then let it go on.
                 with self.tracker.judge.carried_by(error, rows):
                     self.tracker.judge.raised(rows, error, partial(tape.ended, error))
-                    self.end(tape, rows, fn, args, kwargs)
+                    self.end(tape, rows, call)
                 raise
-            self.end(tape, rows, fn, args, kwargs)
+            self.end(tape, rows, call)
         finally:
             self._local.call = None
         return result
@@ -464,10 +446,8 @@ class ArraySession(BaseAdapter):
         name = "loss" if phase == "loss" and label == "result" else label
         tape.arrived(layer, phase, name, x)
 
-    def end(
-        self, tape: Tape, rows: Step, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
-        """End a call: judge what it left, now or with later ones."""
+    def end(self, tape: Tape, rows: Step, call: Call | None) -> None:
+        """End a call, or a block of code: judge what it left, now or with later ones."""
         self.tracker.judge.close_step()
         self._tell_patterns()
         if not isinstance(tape, LazyTape):
@@ -475,10 +455,9 @@ class ArraySession(BaseAdapter):
             return
         every = self.options.read if isinstance(self.options.read, int) else 1
         # Calls that wait for a later read would keep all their arguments alive.
-        kept = (fn, args, kwargs) if every == 1 else (None, (), {})
         if every > 1:
             rows.forget_arrays()
-        self._unread.append((tape, *kept))
+        self._unread.append((tape, call if every == 1 else None))
         if (rows.number + 1) % every == 0:
             self.read()
 

@@ -159,7 +159,7 @@ class errstate:  # noqa: N801  as NumPy names it
                 tape.arrive(index)
         tape.close()
         with tape.session.tracker.judge.softly(on=kind is not None):
-            tape.session.end(tape, tape.rows, None, (), {})
+            tape.session.end(tape, tape.rows, None)
 
     def _act(self, event: Event) -> None:
         if self._words.get(event.kind) == "raise":

@@ -1,10 +1,16 @@
-"""One more run of a call with operations repaired, to see whether a fix helps."""
+"""A call runs again under a tape, from what it began with, and leaves no trace.
 
-import contextvars
+A second run sees what the first did not, one for a bundle takes whole operands, and in one for a
+trial repaired operations take the place of those that made bad values.
+"""
+
 import math
-from collections.abc import Callable, Sequence
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import Context
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,12 +18,17 @@ from anynan._arrays.access import namespace
 from anynan._arrays.chunked import is_chunked
 from anynan._arrays.containers import leaves
 from anynan._base import context
+from anynan._base.context import setting
 from anynan._base.sources import user_source
 from anynan._base.threads import busy_threads
+from anynan._bundle.collector import Collector, collecting
+from anynan._bundle.generators import take as take_generators
+from anynan._diagnosis.evidence import ReplayError
 from anynan._diagnosis.lineage import OpRecord
 from anynan._diagnosis.rules import repair as repairs
 from anynan._diagnosis.rules.repair import Repair
 from anynan._diagnosis.trials import Attempt
+from anynan.arrays.bundle import host
 from anynan.arrays.live import LiveTape, is_finite
 from anynan.arrays.names import canonical, named, params
 from anynan.arrays.records import light
@@ -29,18 +40,131 @@ if TYPE_CHECKING:
     from anynan.arrays.session import ArraySession
 
 
-class Call(NamedTuple):
-    """Hold a call that is watched, and the context that it began in."""
+class Call:
+    """Hold a call: what ran, with what, and the context that it began in.
 
-    tape: Tape
-    fn: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    began: contextvars.Context
+    Args:
+        fn: The function.
+        args: Its arguments.
+        kwargs: Those by name.
+        context: As the call found it.
+
+    Attributes:
+        tape: What watches its first run, if that sees operations.
+        random: NumPy's random state as the call found it, None where it is not known.
+        containers: Lists and dicts among its arguments, with keys and items as they came in.
+    """
+
+    tape: Tape | None = None
+    random: Any = None
+    containers: Sequence[Any] = ()
+
+    def __init__(
+        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
+        context: Context,
+    ) -> None:  # fmt: skip
+        self.fn, self.args, self.kwargs, self.context = fn, args, kwargs, context
+
+    def lent(
+        self, *, making: bool = False
+    ) -> AbstractContextManager[tuple[tuple[Any, ...], dict[str, Any]]]:
+        """Give the arguments to run the function with again.
+
+        Args:
+            making: What the function's own code makes of no array is to be watched, too.
+        """
+        return _copies(self)
+
+    @property
+    def is_changed(self) -> bool:
+        """Tell whether its first run wrote into its arguments, as far as its tape shows."""
+        tape = self.tape
+        if tape is None:
+            return False
+        return tape.overwritten or tape.given != given(copied(self.args), copied(self.kwargs))
+
+    def new_tape(self, session: "ArraySession") -> LiveTape:
+        """Make the tape of a second run, in the scope that the call began in."""
+        return self.context.copy().run(LiveTape, session, None)
+
+    def again(
+        self, session: "ArraySession", tape: LiveTape, *, making: bool = False
+    ) -> tuple[Any, bool]:
+        """Run the call under this tape, quietly, and put everything back.
+
+        Returns:
+            What it returned, and whether it drew of NumPy's global random numbers.
+
+        Raises:
+            ReplayError: If it would move what cannot be put back.
+        """
+        begun, into = self.context.copy(), collecting.get()
+        start = session.start_of(self.fn, self.containers)
+
+        def run() -> tuple[Any, bool]:
+            with (
+                setting(collecting, into),  # it may have been set after the call began
+                start.again(session.tracker.judge.say, tape.lend, tape.give),
+                self.lent(making=making) as (args, kwargs),
+                np.errstate(all="ignore"),  # NumPy warned in the first run
+            ):
+                if into is not None:
+                    _take_inputs(into, args, kwargs, self.random)
+                if self.random is not None:
+                    np.random.set_state(self.random)  # noqa: NPY002
+                drawn = str(np.random.get_state())  # noqa: NPY002
+                result = session.run(tape, self.fn, args, kwargs)
+                drew = drawn != str(np.random.get_state())  # noqa: NPY002
+            tape.notes += start.missed
+            return result, drew
+
+        first = self.tape
+        closed = first is None or first.closed
+        if first is not None:
+            first.closed = True  # an array of the first run is one like any other
+        try:
+            return begun.run(run)
+        finally:
+            if first is not None:
+                first.closed = closed
 
 
-def attempt(session: "ArraySession", call: Call, chosen: Sequence[Repair]) -> Attempt | None:
-    """Run a call again with operations repaired, and leave no trace.
+@contextmanager
+def _copies(call: Call) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+    yield copied(call.args), copied(call.kwargs)
+
+
+def _take_inputs(into: Collector, args: Any, kwargs: Any, drawn: Any) -> None:
+    """Take what the call was given, and the global random states as it found them."""
+    take_generators(into, drawn, random.getstate())
+    for name, value in [*((f"args[{i}]", x) for i, x in enumerate(args)), *kwargs.items()]:
+        for label, x in leaves(value, name):
+            if is_array(x):
+                into.add("call", label, x, host)
+
+
+def bundled(session: "ArraySession", call: Call, into: Collector) -> None:
+    """Run a call that is under way once more, and take its operations whole.
+
+    Raises:
+        ReplayError: If its arguments are not as they were.
+    """
+    if call.is_changed:
+        msg = "the call wrote into its own arguments, so it was not run again"
+        raise ReplayError(msg)
+    try:
+        with setting(collecting, into):
+            call.again(session, call.new_tape(session))
+    except ReplayError:
+        raise
+    except Exception as error:  # noqa: BLE001  the function may fail as it did
+        into.notes.append(f"the second run ended with {type(error).__name__}")
+
+
+def attempt(
+    session: "ArraySession", call: Call, tape: Tape, chosen: Sequence[Repair]
+) -> Attempt | None:
+    """Run a call again with operations repaired.
 
     It may be in the middle of its first run. What it began with is not known then, and the first
     operation that is repaired must find the operands that the first run's had.
@@ -48,39 +172,25 @@ def attempt(session: "ArraySession", call: Call, chosen: Sequence[Repair]) -> At
     Args:
         session: Whose call it is.
         call: The call.
+        tape: What saw the operations that are repaired.
         chosen: The repairs.
     """
-    tape, args, kwargs = call.tape, copied(call.args), copied(call.kwargs)
-    if tape.leaky or tape.overwritten or tape.given != given(args, kwargs) or busy_threads():
+    if tape.leaky or tape.overwritten or call.is_changed or busy_threads():
         return None
-    if any(is_chunked(x) for _, x in leaves((args, kwargs), "")):
+    if any(is_chunked(x) for _, x in leaves((call.args, call.kwargs), "")):
         return None  # to look at each of its results is to compute it
     first = next((r for r in tape.replay().records if _is_of(chosen[0], r)), None)
     if first is None:
         return None
-    began = call.began.copy()
-    mended = began.run(MendedTape, session, chosen, first)
-    drawn = str(np.random.get_state())  # noqa: NPY002  what the function may draw from
-    closed, tape.closed = tape.closed, True  # an array of the first run is one like any other
+    mended = call.context.copy().run(MendedTape, session, chosen, first)
     try:
-        start = session.start_of(call.fn)
-        with start.again(session.tracker.judge.say, mended):
-            began.run(run_again, session, mended, call.fn, args, kwargs)
-            as_before = drawn == str(np.random.get_state())  # noqa: NPY002
+        _, drew = call.again(session, mended)
     except Exception:  # noqa: BLE001  then nothing is told of it
         return None
-    finally:
-        tape.closed = closed
-    if not as_before or not mended.whole:
+    if drew or not mended.whole:
         return None
     seen = mended.replay()
-    return None if seen.notes or start.missed else Attempt(seen, "call")
-
-
-def run_again(session: "ArraySession", *what: Any) -> None:
-    """Run a call under another tape, quietly: NumPy warned of it in the first run."""
-    with context.replay_context(), np.errstate(all="ignore"):
-        session.run(*what)
+    return None if seen.notes else Attempt(seen, "call")
 
 
 class MendedTape(LiveTape):
