@@ -448,7 +448,7 @@ def test_an_adapter_is_asked_first(monkeypatch: pytest.MonkeyPatch) -> None:
 THREADS = """
 import os, time, numpy, anynan
 from anynan._arrays.probe import is_clean
-from anynan.arrays.light import squares
+from anynan.arrays.fast import squares
 
 def turns():
     tasks = [task for task in os.listdir("/proc/self/task") if int(task) != os.getpid()]

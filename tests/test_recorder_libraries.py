@@ -9,8 +9,8 @@ import pytest
 
 import anynan
 from anynan._arrays import access as arrays
-from anynan.arrays import lazy
-from anynan.arrays.lazy import StandardSlots
+from anynan.arrays import deferred
+from anynan.arrays.deferred import StandardSlots
 from tests.backends import Backend, Space
 
 # The recorder itself; what the default makes of it is in test_recorder_ends.
@@ -40,7 +40,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         counted.append(int(np.prod(x.shape)))
         return really(x)
 
-    monkeypatch.setattr(lazy, "to_host", count)
+    monkeypatch.setattr(deferred, "to_host", count)
     return counted
 
 
@@ -49,7 +49,7 @@ def far(monkeypatch: pytest.MonkeyPatch) -> None:
     """Treat host memory as a device: no element is looked at but by the library's functions."""
     really = arrays.on_host
     monkeypatch.setattr(
-        lazy, "on_host", lambda x: really(x) if isinstance(x, np.ndarray | np.generic) else None
+        deferred, "on_host", lambda x: really(x) if isinstance(x, np.ndarray | np.generic) else None
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import Context
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -29,15 +29,13 @@ from anynan._diagnosis.rules import repair as repairs
 from anynan._diagnosis.rules.repair import Repair
 from anynan._diagnosis.trials import Attempt
 from anynan.arrays.bundle import host
+from anynan.arrays.calls import Calls
 from anynan.arrays.live import LiveTape, is_finite
 from anynan.arrays.names import canonical, named, params
 from anynan.arrays.records import light
 from anynan.arrays.tape import Tape, given
 from anynan.arrays.trackable import copied, is_array
 from anynan.arrays.tracked import TrackedArray, is_tracked, strip
-
-if TYPE_CHECKING:
-    from anynan.arrays.session import ArraySession
 
 
 class Call:
@@ -83,13 +81,11 @@ class Call:
             return False
         return tape.overwritten or tape.given != given(copied(self.args), copied(self.kwargs))
 
-    def new_tape(self, session: "ArraySession") -> LiveTape:
+    def new_tape(self, session: Calls) -> LiveTape:
         """Make the tape of a second run, in the scope that the call began in."""
         return self.context.copy().run(LiveTape, session, None)
 
-    def again(
-        self, session: "ArraySession", tape: LiveTape, *, making: bool = False
-    ) -> tuple[Any, bool]:
+    def again(self, session: Calls, tape: LiveTape, *, making: bool = False) -> tuple[Any, bool]:
         """Run the call under this tape, quietly, and put everything back.
 
         Returns:
@@ -143,7 +139,7 @@ def _take_inputs(into: Collector, args: Any, kwargs: Any, drawn: Any) -> None:
                 into.add("call", label, x, host)
 
 
-def bundled(session: "ArraySession", call: Call, into: Collector) -> None:
+def bundled(session: Calls, call: Call, into: Collector) -> None:
     """Run a call that is under way once more, and take its operations whole.
 
     Raises:
@@ -161,9 +157,7 @@ def bundled(session: "ArraySession", call: Call, into: Collector) -> None:
         into.notes.append(f"the second run ended with {type(error).__name__}")
 
 
-def attempt(
-    session: "ArraySession", call: Call, tape: Tape, chosen: Sequence[Repair]
-) -> Attempt | None:
+def attempt(session: Calls, call: Call, tape: Tape, chosen: Sequence[Repair]) -> Attempt | None:
     """Run a call again with operations repaired.
 
     It may be in the middle of its first run. What it began with is not known then, and the first
@@ -182,7 +176,7 @@ def attempt(
     first = next((r for r in tape.replay().records if _is_of(chosen[0], r)), None)
     if first is None:
         return None
-    mended = call.context.copy().run(MendedTape, session, chosen, first)
+    mended = call.context.copy().run(RepairedTape, session, chosen, first)
     try:
         _, drew = call.again(session, mended)
     except Exception:  # noqa: BLE001  then nothing is told of it
@@ -193,7 +187,7 @@ def attempt(
     return None if seen.notes else Attempt(seen, "call")
 
 
-class MendedTape(LiveTape):
+class RepairedTape(LiveTape):
     """Watch a call in which repaired operations take the place of those that made bad values.
 
     Args:
@@ -202,7 +196,7 @@ class MendedTape(LiveTape):
         first: What the first run saw of the first of them.
     """
 
-    def __init__(self, session: "ArraySession", chosen: Sequence[Repair], first: OpRecord) -> None:
+    def __init__(self, session: Calls, chosen: Sequence[Repair], first: OpRecord) -> None:
         super().__init__(session, None)
         self._chosen, self._first = list(chosen), first
         self._names = {item.operation for item in chosen}
@@ -229,7 +223,7 @@ class MendedTape(LiveTape):
                 layer = None if layer == self.base else layer
                 wanted = [item for item in self._chosen if item.is_of(word, source, layer)]
                 if wanted:
-                    mended = _Mended(self, word, function, wanted, namespace(found[0]._raw))
+                    mended = _Repaired(self, word, function, wanted, namespace(found[0]._raw))
                     return super().operate(name, mended, args, kwargs)
         return super().operate(name, function, args, kwargs, writes=writes)
 
@@ -252,11 +246,11 @@ class MendedTape(LiveTape):
             )
 
 
-class _Mended:
+class _Repaired:
     """Stand for the function of one operation."""
 
     def __init__(
-        self, tape: MendedTape, word: str, function: Callable[..., Any], wanted: list[Repair],
+        self, tape: RepairedTape, word: str, function: Callable[..., Any], wanted: list[Repair],
         xp: Any,
     ) -> None:  # fmt: skip
         self._tape, self._word, self._function = tape, word, function

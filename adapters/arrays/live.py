@@ -4,29 +4,34 @@ The operands are still at hand then, so what a bad result is made of is measured
 place of a second run.
 """
 
+import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
+import numpy as np
+
+from anynan._arrays.access import device_name, dtype_name, on_host
 from anynan._arrays.probe import is_clean, probe
 from anynan._base import context
 from anynan._base.sources import user_source
+from anynan._base.summary import Summary
 from anynan._bundle.collector import collecting
 from anynan._diagnosis.agreement import CheckedPoint
 from anynan._diagnosis.lineage import Operand, OpRecord, Replay, Sink
 from anynan._diagnosis.messages import OPERATION_BLIND
-from anynan._diagnosis.records import Given, Origin
+from anynan._diagnosis.records import SOFTMAX, Builder, Given, Origin, add_masked_rows
 from anynan._readings.policy import reading_kind
 from anynan._readings.step import Step
 from anynan.arrays.bundle import call_of, host
 from anynan.arrays.errorlog import ErrorLog
-from anynan.arrays.records import light, make_record
-from anynan.arrays.tape import Tape
+from anynan.arrays.names import is_number, named, params
+from anynan.arrays.records import light, measured, wide
+from anynan.arrays.tape import Tape, Watching
+from anynan.arrays.trackable import is_array
 from anynan.arrays.tracked import CLEAN, UNKNOWN, TrackedArray, is_tracked, strip
 from anynan.errors import reason
 from anynan.events import Event, Kind, Phase
-
-if TYPE_CHECKING:
-    from anynan.arrays.session import ArraySession
 
 # Operations that can only pass values on.
 CARRYING = frozenset(
@@ -51,9 +56,7 @@ class LiveTape(Tape):
         passed: What left its scope in a second run.
     """
 
-    def __init__(
-        self, session: "ArraySession", rows: Step | None, log: ErrorLog | None = None
-    ) -> None:
+    def __init__(self, session: Watching, rows: Step | None, log: ErrorLog | None = None) -> None:
         super().__init__(session, rows, log)
         self.records: list[OpRecord] = []
         self.sinks: list[Sink] = []
@@ -94,7 +97,7 @@ class LiveTape(Tape):
         raw = self.named(raw, bad[0])
         layer = context.scope_path()
         try:
-            record = make_record(
+            record = _make_record(
                 self, index, name, raw, function, args, kwargs, bad[0], before=before,
                 writes=writes,
             )  # fmt: skip
@@ -257,6 +260,87 @@ class LiveTape(Tape):
         notes = list(dict.fromkeys(self.notes))
         records = self.records if self._told is None else [self._told, *self.records]
         return Replay(list(records), list(self.sinks), notes, whole=True)
+
+
+# Their result depends on more than their operands, or is none of their own.
+_UNREPEATED = frozenset({"setitem", "getitem", "copy", "empty", "random", "normal", "uniform"})
+
+
+def _make_record(
+    tape: LiveTape, index: int, name: str, raw: str, function: Callable[..., Any],
+    args: tuple[Any, ...], kwargs: dict[str, Any], bad: TrackedArray, *, before: Any,
+    writes: TrackedArray | None,
+) -> OpRecord:  # fmt: skip
+    """Describe an operation with a bad result; layer, line and reason are the caller's.
+
+    Args:
+        tape: The tape of this call.
+        index: Number of the record.
+        name: Canonical name.
+        raw: The library's name.
+        function: What was called.
+        args: Positional arguments, tracked arrays among them.
+        kwargs: Arguments by name.
+        bad: The result that is bad.
+        before: Copy of what was overwritten, None where there is none.
+        writes: The array that was written to.
+    """
+    record = OpRecord(index, name, raw, None, "value", None, params=params(name, args, kwargs))
+    result = Given("result", bad._raw, None, bad)
+    given = [
+        _given(tape, label, value, writes, before)
+        for label, value in named(name, args, {k: v for k, v in kwargs.items() if k != "key"})
+        if _counts(value)
+    ]
+    builder = Builder(measured, tape.origin, tape.notes.append)
+    look = builder.fresh(record, result, given)
+    if not look:
+        result.known = light(bad._raw)
+
+    def wider(output: Summary) -> float | None:
+        if output.nan or writes is not None or name in _UNREPEATED:
+            return None
+        return wide(function, args, kwargs)
+
+    builder.describe(record, result, given, look=look, wide=wider)
+    if look and name in SOFTMAX:
+        _add_masked_rows(record, args)
+    return record
+
+
+def _counts(value: Any) -> bool:
+    return is_tracked(value) or is_array(value) or is_number(value)
+
+
+def _given(
+    tape: LiveTape, label: str, value: Any, writes: TrackedArray | None, before: Any
+) -> Given:
+    if is_number(value):
+        return Given(label, number=value)
+    if writes is None or value is not writes:
+        raw = value._raw if is_tracked(value) else value
+        return Given(label, raw, light(raw), value)
+    known = _kinds(tape, value) if before is None else light(before)
+    return Given(label, before, known, value)
+
+
+def _kinds(tape: LiveTape, x: TrackedArray) -> Summary:
+    """Say what an overwritten operand held, of which there is no copy."""
+    shape = tuple(np.shape(x._raw))
+    blank = Summary(shape, dtype_name(x._raw), device_name(x._raw), math.prod(shape))
+    known = [tape.records[i].output for i in tape.parents(x) if i < len(tape.records)]
+    kinds = {summary.kind for summary in known if summary is not None}
+    return replace(
+        blank, nan=int("nan" in kinds), posinf=int("posinf" in kinds),
+        neginf=int("neginf" in kinds),
+    )  # fmt: skip
+
+
+def _add_masked_rows(record: OpRecord, args: tuple[Any, ...]) -> None:
+    axis = record.params.get("dim", args[1] if len(args) > 1 else -1)
+    x = args[0]._raw if args and is_tracked(args[0]) else None
+    if x is not None and isinstance(axis, int):
+        add_masked_rows(record, on_host(x), axis)
 
 
 def is_finite(raw: Any) -> bool:

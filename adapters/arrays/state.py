@@ -12,13 +12,14 @@ from anynan._arrays.probe import is_clean as is_finite
 from anynan._arrays.probe import probe
 from anynan._reach import is_own
 from anynan._readings.policy import reading_kind
-from anynan.arrays.sums import FLOATS, squares
 from anynan.arrays.trackable import is_array, unwrap
 from anynan.arrays.tracked import is_tracked
 
 # Items of a container in an attribute; one that holds more is data, and is not walked every call.
 MANY = 64
 _PLAIN = {np.ndarray}
+PRODUCT = 10_000  # elements: above, OpenBLAS wakes its pool of threads
+FLOATS = (np.dtype(np.float64), np.dtype(np.float32))
 
 
 class State:
@@ -45,7 +46,7 @@ class State:
             # The arrays are kept: an id may be used again once one is gone.
             self._before = {id(x): (x, self._is_clean(x)) for _, _, x in arrays}
 
-    def spoilt(self, result: Any) -> Iterator[tuple[str, Any]]:
+    def corrupted(self, result: Any) -> Iterator[tuple[str, Any]]:
         """Yield the arrays in attributes that this call made, or made bad.
 
         Of an object of a library's class only what was recorded is yielded: a fitted model may
@@ -112,3 +113,19 @@ def is_clean(x: Any) -> bool:
     except Exception:  # noqa: BLE001  it is read where it is used
         return True
     return span is None or reading_kind(*span) is None
+
+
+def squares(x: Any) -> float:
+    """Give the sum of an array's squares; Inf where one sum cannot tell that it is finite."""
+    if x.size > PRODUCT and not (x.flags.forc and x.flags.aligned):
+        return math.inf  # it would be copied
+    flat = x.ravel("K")
+    if flat.size <= PRODUCT:
+        return float(flat.dot(flat))
+    total = 0.0
+    for start in range(0, flat.size, PRODUCT):
+        piece = flat[start : start + PRODUCT]
+        total += float(piece.dot(piece))
+        if not total < math.inf:
+            break
+    return total

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar, copy_context
 from dataclasses import replace
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from anynan._diagnosis.lineage import Replay, Sink
 from anynan._diagnosis.records import Origin
 from anynan._readings.readings import Reading, Site
 from anynan._readings.step import Step
+from anynan._steps.tracked import Tracked
 from anynan.arrays.errorlog import ErrorLog
 from anynan.arrays.messages import PLAIN_ARRAY
 from anynan.arrays.names import UNWRITTEN, canonical
@@ -28,12 +29,31 @@ from anynan.arrays.trackable import change, copied, is_array
 from anynan.arrays.tracked import CLEAN, UNKNOWN, Cell, TrackedArray, is_tracked, is_view, strip
 from anynan.errors import AnomalyError, reason
 from anynan.events import Event, Kind, Phase
-
-if TYPE_CHECKING:
-    from anynan.arrays.session import ArraySession
+from anynan.options import Options
 
 _OUTLETS = 20
 now: ContextVar["Tape | None"] = context.running
+
+
+class Watching(Protocol):
+    """Say what a tape needs to know of the adapter whose call it is."""
+
+    tracker: Tracked
+    options: Options
+    wrapper: type[TrackedArray]
+    slots: Any
+
+    def watches(self, path: str, /) -> bool:
+        """Tell whether ``layers=`` and ``exclude=`` choose this scope."""
+        ...
+
+    def snapshot(self, raw: Any, /) -> Any:
+        """Copy what is about to be overwritten, if it is small."""
+        ...
+
+    def was_there(self, raw: Any, /) -> bool:
+        """Tell whether an array is one that the call began with, and as it was."""
+        ...
 
 
 class Tape:
@@ -50,9 +70,7 @@ class Tape:
         log: NumPy's errors outside of what is watched; none where the ends alone are read.
     """
 
-    def __init__(
-        self, session: "ArraySession", rows: Step | None, log: ErrorLog | None = None
-    ) -> None:
+    def __init__(self, session: Watching, rows: Step | None, log: ErrorLog | None = None) -> None:
         self.session, self.rows, self.log = session, rows, log
         if rows is None:  # a second run: NumPy says nothing twice
             with np.errstate(all="ignore"):

@@ -4,15 +4,12 @@ import inspect
 import operator
 import sys
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import Any, TypeGuard
 
 import numpy as np
 
 from anynan._arrays.chunked import is_chunked
 from anynan.arrays.names import VIEWS, WRITING, WRITING_METHODS, asked_by, canonical, signature
-
-if TYPE_CHECKING:
-    from anynan.arrays.tape import Tape
 
 CLEAN, UNKNOWN = -1, -2
 
@@ -53,7 +50,7 @@ class TrackedArray:
 
     __slots__ = ("__weakref__", "_cell", "_made", "_node", "_raw", "_tape")
 
-    def __init__(self, raw: Any, tape: "Tape", made: str | None, node: int, cell: Cell) -> None:
+    def __init__(self, raw: Any, tape: Any, made: str | None, node: int, cell: Cell) -> None:
         self._raw, self._tape, self._made, self._node, self._cell = raw, tape, made, node, cell
 
     # What it is.

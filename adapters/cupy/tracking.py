@@ -12,7 +12,7 @@ from anynan._base.notices import warn
 from anynan._readings.policy import Policy
 from anynan._reports.report import render
 from anynan._steps.tracked import Tracked
-from anynan.arrays.lazy import LazyTape, StandardSlots
+from anynan.arrays.deferred import DeferredTape, StandardSlots
 from anynan.arrays.namespaces import recording
 from anynan.arrays.session import ArraySession
 from anynan.arrays.tape import now
@@ -129,13 +129,13 @@ class errstate:  # noqa: N801  as NumPy names it
         self._words = {"nan": nan, "posinf": inf, "neginf": inf}
         levels: Any = {k: "ignore" if w == "ignore" else "bad" for k, w in self._words.items()}
         self._options = Options(policy=Policy(**levels), action=self._act)
-        self._tape: LazyTape | None = None
+        self._tape: DeferredTape | None = None
 
     def __enter__(self) -> Self:
         tracker = Tracked(unwrap, self._options, "errstate")
         session = self.session_type(tracker)
         begin(tracker, session)
-        self._tape = LazyTape(session, tracker.judge.rows())
+        self._tape = DeferredTape(session, tracker.judge.rows())
         self._token = now.set(self._tape)
         return self
 

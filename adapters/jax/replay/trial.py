@@ -11,7 +11,7 @@ from anynan._diagnosis.lineage import Replay
 from anynan._diagnosis.rules.repair import Repair
 from anynan._diagnosis.trials import Attempt
 from anynan._readings.readings import ProbePoint
-from anynan.arrays.reached import untouched
+from anynan.arrays.reachable import untouched
 from anynan.jax.graphs.operations import Op
 from anynan.jax.graphs.stacks import FIXED, MARK
 from anynan.jax.program.program import Program

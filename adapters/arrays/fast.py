@@ -4,18 +4,16 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import Context
 from operator import is_
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from anynan._arrays.arguments import bound, positional
 from anynan.arrays.errorlog import ErrorLog
-from anynan.arrays.reached import SMALL, mark
-from anynan.arrays.sums import FLOATS, PRODUCT, squares
+from anynan.arrays.reachable import SMALL, mark
+from anynan.arrays.state import FLOATS, PRODUCT, squares
+from anynan.arrays.tape import Tape
 from anynan.events import Event
-
-if TYPE_CHECKING:
-    from anynan.arrays.ends import Ends
 
 NUMBERS = (float, np.float64, np.float32)
 _ROOT = 1e150  # the square of a number below is finite
@@ -25,7 +23,7 @@ _OTHERS = (int, bool, str, type(None), np.bool_, np.int64)
 _TEXT = frozenset({str})
 
 
-class Light:
+class FastPath:
     """Hold the little that a call of plain arrays and numbers began with.
 
     They may be in lists, tuples and dicts. While the call runs it stands where a tape would: a
@@ -33,7 +31,7 @@ class Light:
     function pays for each of them.
 
     Args:
-        ends: Who runs the call.
+        look_closer: Makes a tape of it, where more is to be known.
         log: Takes NumPy's errors.
         context: As the call found it.
         fn: The function.
@@ -55,16 +53,16 @@ class Light:
     """
 
     __slots__ = (
-        "_ends", "args", "bad", "begins_clean", "containers", "context", "deepened", "fn", "gave",
-        "held", "kinds", "kwargs", "log", "squares",
+        "_look_closer", "args", "bad", "begins_clean", "containers", "context", "deepened", "fn",
+        "gave", "held", "kinds", "kwargs", "log", "squares",
     )  # fmt: skip
     closed = True
 
     def __init__(
-        self, ends: "Ends", log: ErrorLog, context: Context, fn: Callable[..., Any],
-        args: tuple[Any, ...], kwargs: dict[str, Any],
+        self, look_closer: Callable[["FastPath"], Tape], log: ErrorLog, context: Context,
+        fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
     ) -> None:  # fmt: skip
-        self._ends, self.log, self.context = ends, log, context
+        self._look_closer, self.log, self.context = look_closer, log, context
         self.fn, self.args, self.kwargs = fn, args, kwargs
         self.held: list[tuple[Any, float, Any]] = []
         self.containers: list[tuple[Any, tuple[Any, ...] | None, tuple[Any, ...]]] = []
@@ -162,7 +160,7 @@ class Light:
         """Report what a direct check inside found, with all that a tape knows."""
         if self.bad:  # nothing is looked into
             return False
-        return self._ends.deepened(self).take(event, array, later)
+        return self._look_closer(self).take(event, array, later)
 
 
 def named(

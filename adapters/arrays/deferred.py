@@ -122,7 +122,7 @@ class Known:
     array: Any = None
 
 
-class LazyTape(Tape):
+class DeferredTape(Tape):
     """Note every operation and leave its flags on the device until ``finish``."""
 
     def __init__(self, *args: Any) -> None:

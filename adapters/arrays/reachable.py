@@ -27,7 +27,7 @@ def _itself(x: Any) -> Any:
     return x
 
 
-class Reached:
+class ReachableState:
     """Keep what calls of one function can reach.
 
     Args:
@@ -50,18 +50,18 @@ class Reached:
         self.is_empty = self._reach.is_empty
         return self
 
-    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "Start":
+    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "StateSnapshot":
         """Take what a call begins with."""
         given = [(f"args[{i}]", x) for i, x in enumerate(args)]
         given = [(name, x) for name, x in (*given, *kwargs.items()) if type(x) is not np.ndarray]
-        return Start(self._reach, given)
+        return StateSnapshot(self._reach, given)
 
     def lending(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Have iterators keep what the call takes from them."""
         return self._reach.lending(args, kwargs)
 
 
-class Start:
+class StateSnapshot:
     """Hold what a call began with, beside its arguments.
 
     Args:
@@ -133,7 +133,7 @@ class Start:
             for what in present.put_back():
                 say(NOT_PUT_BACK(who="a second run", what=what))
 
-    def spoilt(self) -> Iterator[tuple[str, Any]]:
+    def corrupted(self) -> Iterator[tuple[str, Any]]:
         """Yield what the code reaches past its arguments and that this call made bad.
 
         Under the recorder that is what its operations wrote.
@@ -186,7 +186,7 @@ def untouched(fn: Callable[..., Any], say: Callable[[str], object]) -> Iterator[
     Raises:
         ReplayError: If the code takes from an iterator or a queue: there is nothing to give it.
     """
-    reached = Reached(fn).look()
+    reached = ReachableState(fn).look()
     with reached.lending((), {}), reached.begin((), {}).again(say):
         yield
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from functools import partial
 from types import MethodType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -28,20 +28,17 @@ from anynan._readings.readings import Reading, Site
 from anynan._readings.step import Step
 from anynan._steps.actions import names_bad
 from anynan.arrays.again import Call, attempt
+from anynan.arrays.calls import Calls
 from anynan.arrays.errorlog import STATE, ErrorLog
-from anynan.arrays.light import NUMBERS, Light, named
+from anynan.arrays.fast import NUMBERS, FastPath, named
 from anynan.arrays.live import LiveTape
 from anynan.arrays.modules import taking_stand_ins
-from anynan.arrays.reached import SMALL, mark
+from anynan.arrays.reachable import SMALL, mark
 from anynan.arrays.state import State
 from anynan.arrays.tape import now
 from anynan.arrays.trackable import change, is_array
 from anynan.arrays.tracked import TrackedArray
 from anynan.events import Event, Phase
-
-if TYPE_CHECKING:
-    from anynan.arrays.session import ArraySession
-
 
 _SHAPES = 1000  # kinds of arguments and results whose names are kept
 ENDED = (
@@ -53,11 +50,12 @@ UNREAD = (
 )
 
 
-class EndsTape(LiveTape):
+class StepTape(LiveTape):
     """Read what goes in and what comes out; operations are not seen."""
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
+    def __init__(self, ends: "StepLevel", session: Calls, rows: Step) -> None:
+        super().__init__(session, rows)
+        self._ends = ends
         self.closed = True  # to the namespaces: what they make is the library's own
 
     def read(self, layer: str | None, phase: Phase, tensor: str, x: TrackedArray) -> None:
@@ -81,7 +79,7 @@ class EndsTape(LiveTape):
             return False
         seen = None
         if event.phase == "input":  # what a loader gives inside may be the function's own
-            seen = self.session.ends.seen_again(event.tensor)
+            seen = self._ends.seen_again(event.tensor)
             if seen is None:
                 return False
         if rows.failed is not None:
@@ -94,7 +92,7 @@ class EndsTape(LiveTape):
         return True
 
 
-class Kept(Call):
+class CallSnapshot(Call):
     """Hold a call and copies of what it was given, so that it can be run again with it.
 
     Args:
@@ -107,7 +105,7 @@ class Kept(Call):
 
     def __init__(
         self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
-        *, draws: bool, light: Light | None = None,
+        *, draws: bool, light: FastPath | None = None,
     ) -> None:  # fmt: skip
         super().__init__(fn, args, kwargs, copy_context() if light is None else light.context)
         self.given = bound(positional(fn), args, kwargs)
@@ -203,15 +201,16 @@ class Kept(Call):
                 change(value, "", lambda x: id(x) in originals, lambda x, _: originals[id(x)])
 
 
-class Ends:
+class StepLevel:
     """Run calls on their own arrays, and read their ends.
 
     Args:
         session: Whose calls they are.
+        in_full: Runs a call with all that may be wanted of it kept.
     """
 
-    def __init__(self, session: "ArraySession") -> None:
-        self._session, self._local = session, threading.local()
+    def __init__(self, session: Calls, in_full: Callable[..., Any]) -> None:
+        self._session, self._in_full, self._local = session, in_full, threading.local()
         self._draws = True  # until a call is seen to leave the global random numbers alone
         self._sizes = session.options.sizes
         self._sites: dict[tuple[Any, ...], list[Site]] = {}
@@ -229,7 +228,7 @@ class Ends:
         """
         session, judge = self._session, self._session.tracker.judge
         if self._draws or self._sizes or STATE is None:
-            return session.in_full(fn, args, kwargs)
+            return self._in_full(fn, args, kwargs)
         logs = self._logs
         log = logs.pop() if logs else None
         if log is None or log.below is not STATE.get():
@@ -240,7 +239,7 @@ class Ends:
         try:
             STATE.set(log.state)
             log.deaf = True
-            light = Light(self, log, context, fn, args, kwargs)
+            light = FastPath(self.deepened, log, context, fn, args, kwargs)
             known = judge.bad_inputs.get(light.bad) if light.bad else None
             self._local.bad = light.bad
             if light.begins_clean or known is not None:
@@ -257,12 +256,12 @@ class Ends:
                 if known is None:
                     clean = failed is None and light.ends_clean(result)
                 if clean and state is not None:
-                    clean = next(state.spoilt(result), None) is None
+                    clean = next(state.corrupted(result), None) is None
                 if clean and log.lines:
                     read = light.gave or (state is not None and state.looked)
                     clean = read and session.is_reached_clean()
         except BaseException:
-            deep: EndsTape | None = getattr(self._local, "deep", None)
+            deep: StepTape | None = getattr(self._local, "deep", None)
             if deep is not None and deep.rows is not None:
                 with judge.softly():
                     self._end(deep.rows)
@@ -277,7 +276,7 @@ class Ends:
                 changes()
         if not begun:
             logs.append(log)
-            return session.in_full(fn, args, kwargs)
+            return self._in_full(fn, args, kwargs)
         if known is not None:
             logs.append(log)
             log.lines = {}
@@ -309,7 +308,7 @@ class Ends:
         finally:
             failed = None  # it holds this frame, which holds it
 
-    def _named(self, light: Light, result: Any) -> list[Site]:
+    def _named(self, light: FastPath, result: Any) -> list[Site]:
         """Name what is known of a clean call: of each array a number that none of it exceeds."""
         given = named(bound(positional(light.fn), light.args, light.kwargs))
         read: list[tuple[str | None, Phase, str, Any]] = [
@@ -326,15 +325,15 @@ class Ends:
             for layer, phase, name, x in read
         ]
 
-    def deepened(self, light: Light) -> EndsTape:
+    def deepened(self, light: FastPath) -> StepTape:
         """Make of a light call one that is looked at in full; its arguments came in clean."""
-        known: EndsTape | None = getattr(self._local, "deep", None)
+        known: StepTape | None = getattr(self._local, "deep", None)
         if known is not None:
             return known
         session = self._session
-        began = Kept(light.fn, light.args, light.kwargs, draws=False, light=light)
+        began = CallSnapshot(light.fn, light.args, light.kwargs, draws=False, light=light)
         rows = session.tracker.judge.rows()
-        tape = EndsTape(session, rows)
+        tape = StepTape(self, session, rows)
         self._local.began, self._local.rows, self._local.deep = began, rows, tape
         light.deepened = True
         for label, x in began.arrays:
@@ -348,8 +347,8 @@ class Ends:
         """Run one call, and look at its ends in full."""
         session = self._session
         rows = session.tracker.judge.rows()
-        tape = EndsTape(session, rows)
-        began = self._local.began = Kept(fn, args, kwargs, draws=self._draws)
+        tape = StepTape(self, session, rows)
+        began = self._local.began = CallSnapshot(fn, args, kwargs, draws=self._draws)
         self._local.rows = rows
         state = State(fn, began.given, session.is_near)
 
@@ -360,7 +359,7 @@ class Ends:
         return self._judged(tape, began, state, run, fresh=True)
 
     def _judged(
-        self, tape: EndsTape, began: Kept, state: State | None, run: Callable[[], Any],
+        self, tape: StepTape, began: CallSnapshot, state: State | None, run: Callable[[], Any],
         *, fresh: bool = False,
     ) -> Any:  # fmt: skip
         session, rows = self._session, tape.rows
@@ -397,14 +396,14 @@ class Ends:
         self._end(rows)
         return result
 
-    def _heard(self, began: Kept) -> tuple[OpRecord, str] | None:
+    def _heard(self, began: CallSnapshot) -> tuple[OpRecord, str] | None:
         """Give the one error that NumPy noted in a call that was ended by NaN or Inf."""
         if len(began.log.lines) != 1:
             return None
         (error,) = began.log.lines
         return error.record(0), ENDED.format(log=began.log)
 
-    def _tell_unread(self, began: Kept, state: State, rows: Step) -> None:
+    def _tell_unread(self, began: CallSnapshot, state: State, rows: Step) -> None:
         """Warn of NaN that NumPy noted in a call of which nothing that came out could be read."""
         if state.looked or any(site.phase != "input" for site in rows.sites):
             return
@@ -413,7 +412,7 @@ class Ends:
             note = UNREAD.format(log=began.log)
             self._session.tracker.judge.note_operation(rows, record, note)
 
-    def _written(self, tape: EndsTape, began: Kept, done: Any) -> None:
+    def _written(self, tape: StepTape, began: CallSnapshot, done: Any) -> None:
         """Read what the call wrote into its arguments."""
         known = {id(x) for x in done}
         for label, x in began.written():
@@ -441,7 +440,7 @@ class Ends:
         Raises:
             ReplayError: If the call cannot be run again, and the log names no single line.
         """
-        began: Kept | None = getattr(self._local, "began", None)
+        began: CallSnapshot | None = getattr(self._local, "began", None)
         if began is None:
             msg = "the call is over and its arguments are gone"
             raise ReplayError(msg)
@@ -462,7 +461,7 @@ class Ends:
             return self._unseen(began, reading, seen)
         return seen
 
-    def _made_inside(self, began: Kept, reading: Reading) -> Replay | None:
+    def _made_inside(self, began: CallSnapshot, reading: Reading) -> Replay | None:
         """Run the call again with the arrays that its own code makes under watch."""
         tape, seen = self._local.tape, None
         with suppress(Exception):
@@ -475,13 +474,13 @@ class Ends:
 
     def attempt(self, repairs: Sequence[Repair]) -> Attempt | None:
         """Run the call once more, with operations repaired that its second run saw."""
-        began: Kept | None = getattr(self._local, "began", None)
+        began: CallSnapshot | None = getattr(self._local, "began", None)
         tape: LiveTape | None = getattr(self._local, "tape", None)
         if began is None or tape is None:
             return None
         return attempt(self._session, began, tape, repairs)
 
-    def _up_to(self, began: Kept) -> Replay | None:
+    def _up_to(self, began: CallSnapshot) -> Replay | None:
         """Run a call that an exception has ended again, up to there."""
         self._local.tape = None
         try:
@@ -491,7 +490,7 @@ class Ends:
             return None if tape is None else tape.ended(error)
         return None
 
-    def _again(self, began: Kept, *, making: bool = False) -> Replay:
+    def _again(self, began: CallSnapshot, *, making: bool = False) -> Replay:
         """Run the call again under the recorder."""
         tape = self._local.tape = began.new_tape(self._session)
         result, _ = began.again(self._session, tape, making=making)
@@ -505,7 +504,7 @@ class Ends:
 
     def seen_again(self, label: str) -> Replay | None:
         """Run the call again; give what was seen if it made what a check of this name found."""
-        began: Kept | None = getattr(self._local, "began", None)
+        began: CallSnapshot | None = getattr(self._local, "began", None)
         if began is None or not self._session.options.replay:
             return None
         try:
@@ -515,7 +514,7 @@ class Ends:
         made = any(sink.label == label and sink.parents for sink in seen.sinks)
         return seen if made else None
 
-    def _unseen(self, began: Kept, reading: Reading, seen: Replay) -> Replay:
+    def _unseen(self, began: CallSnapshot, reading: Reading, seen: Replay) -> Replay:
         """Ask the error log where a second run came to the same without seeing what made it."""
         why = "a second run came to the same, and did not see which operation made it"
         tape: LiveTape = self._local.tape
@@ -530,7 +529,7 @@ class Ends:
         told.notes += seen.notes
         return told
 
-    def _logged(self, began: Kept, reading: Reading, why: str) -> Replay:
+    def _logged(self, began: CallSnapshot, reading: Reading, why: str) -> Replay:
         """Tell what NumPy's own error log says of the first run."""
         kind = reading.kind or "nan"
         if not any(error.makes(kind) for error in began.log.lines):
