@@ -86,7 +86,7 @@ class ArraySession(Calls):
             raise ReplayError(msg)
         tape, call = again
         reason = self._not_again(tape, call)
-        if reason is None:
+        if call is not None and reason is None:
             try:
                 seen_by = call.new_tape(self)
                 call.again(self, seen_by)

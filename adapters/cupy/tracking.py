@@ -133,9 +133,9 @@ class errstate:  # noqa: N801  as NumPy names it
 
     def __enter__(self) -> Self:
         tracker = Tracked(unwrap, self._options, "errstate")
-        session = self.session_type(tracker)
-        begin(tracker, session)
-        self._tape = DeferredTape(session, tracker.judge.rows())
+        self._session = self.session_type(tracker)
+        begin(tracker, self._session)
+        self._tape = DeferredTape(self._session, tracker.judge.rows())
         self._token = now.set(self._tape)
         return self
 
@@ -159,7 +159,7 @@ class errstate:  # noqa: N801  as NumPy names it
                 tape.arrive(index)
         tape.close()
         with tape.session.tracker.judge.softly(on=kind is not None):
-            tape.session.end(tape, tape.rows, None)
+            self._session.end(tape, tape.rows, None)
 
     def _act(self, event: Event) -> None:
         if self._words.get(event.kind) == "raise":
