@@ -12,12 +12,12 @@ from contextvars import Context
 from functools import partial
 from typing import Any
 
+import array_api_compat
 import numpy as np
 
 from anynan._arrays.access import namespace
 from anynan._arrays.chunked import is_chunked
 from anynan._arrays.containers import leaves
-from anynan._base import context
 from anynan._base.context import setting
 from anynan._base.sources import user_source
 from anynan._base.threads import busy_threads
@@ -25,7 +25,7 @@ from anynan._bundle.collector import Collector, collecting
 from anynan._bundle.generators import take as take_generators
 from anynan._diagnosis.evidence import ReplayError
 from anynan._diagnosis.lineage import OpRecord
-from anynan._diagnosis.rules import repair as repairs
+from anynan._diagnosis.rules import repair
 from anynan._diagnosis.rules.repair import Repair
 from anynan._diagnosis.trials import Attempt
 from anynan.arrays.bundle import host
@@ -35,7 +35,6 @@ from anynan.arrays.names import canonical, named, params
 from anynan.arrays.records import light
 from anynan.arrays.tape import Tape, given
 from anynan.arrays.trackable import copied, is_array
-from anynan.arrays.tracked import TrackedArray, is_tracked, strip
 
 
 class Call:
@@ -176,28 +175,27 @@ def attempt(session: Calls, call: Call, tape: Tape, chosen: Sequence[Repair]) ->
     first = next((r for r in tape.replay().records if _is_of(chosen[0], r)), None)
     if first is None:
         return None
-    mended = call.context.copy().run(RepairedTape, session, chosen, first)
+    mended, repairs = call.new_tape(session), _Repairs(chosen, first)
+    mended.around = repairs.around
     try:
         _, drew = call.again(session, mended)
     except Exception:  # noqa: BLE001  then nothing is told of it
         return None
-    if drew or not mended.whole:
+    if drew or not repairs.whole:
         return None
     seen = mended.replay()
     return None if seen.notes else Attempt(seen, "call")
 
 
-class RepairedTape(LiveTape):
-    """Watch a call in which repaired operations take the place of those that made bad values.
+class _Repairs:
+    """Have repaired operations of a call take the place of those that made bad values.
 
     Args:
-        session: Whose call it is.
         chosen: What to repair; one that is named later stands inside of one named before.
         first: What the first run saw of the first of them.
     """
 
-    def __init__(self, session: Calls, chosen: Sequence[Repair], first: OpRecord) -> None:
-        super().__init__(session, None)
+    def __init__(self, chosen: Sequence[Repair], first: OpRecord) -> None:
         self._chosen, self._first = list(chosen), first
         self._names = {item.operation for item in chosen}
         self._used: set[Repair] = set()
@@ -208,24 +206,16 @@ class RepairedTape(LiveTape):
         """Tell whether every repair took its place, and the call ran as it did."""
         return self._used == set(self._chosen) and self._agreed is True
 
-    def operate(
-        self, name: str, function: Callable[..., Any], args: tuple[Any, ...],
-        kwargs: dict[str, Any], *, writes: Any = None,
-    ) -> Any:  # fmt: skip
-        """Run one operation, repaired where it is one of those."""
+    def around(
+        self, name: str, function: Callable[..., Any], like: Any, layer: str | None
+    ) -> Callable[..., Any]:
+        """Give what to run in an operation's place: itself, unless it is one of those."""
         word = canonical(name)
-        if word in self._names and not self.closed and not is_tracked(writes):
-            found: list[TrackedArray] = []
-            strip([*args, *kwargs.values()], found)
-            if found:
-                library = type(found[0]._raw).__module__.partition(".")[0]
-                source, layer = user_source(framework=library), context.scope_path()
-                layer = None if layer == self.base else layer
-                wanted = [item for item in self._chosen if item.is_of(word, source, layer)]
-                if wanted:
-                    mended = _Repaired(self, word, function, wanted, namespace(found[0]._raw))
-                    return super().operate(name, mended, args, kwargs)
-        return super().operate(name, function, args, kwargs, writes=writes)
+        if word not in self._names:
+            return function
+        source = user_source(framework=type(like).__module__.partition(".")[0])
+        wanted = [item for item in self._chosen if item.is_of(word, source, layer)]
+        return _Repaired(self, word, function, wanted, like) if wanted else function
 
     def met(self, wanted: Sequence[Repair], operands: Sequence[Any], out: Any) -> None:
         """Note that a repair took its place; the first bad result was to be of the same operands.
@@ -250,17 +240,18 @@ class _Repaired:
     """Stand for the function of one operation."""
 
     def __init__(
-        self, tape: RepairedTape, word: str, function: Callable[..., Any], wanted: list[Repair],
-        xp: Any,
+        self, repairs: _Repairs, word: str, function: Callable[..., Any], wanted: list[Repair],
+        like: Any,
     ) -> None:  # fmt: skip
-        self._tape, self._word, self._function = tape, word, function
-        self._wanted, self._words = wanted, repairs.Namespace(np if xp is None else xp)
+        self._repairs, self._word, self._function, self._wanted = repairs, word, function, wanted
+        device = array_api_compat.device(like)
+        self._words = repair.Namespace(namespace(like) or np, device)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with np.errstate(all="ignore"):
             out = self._function(*args, **kwargs)
             operands = dict(named(self._word, args, kwargs))
-            self._tape.met(self._wanted, list(operands.values()), out)
+            self._repairs.met(self._wanted, list(operands.values()), out)
             return self._run(self._wanted, args, kwargs)
 
     def _run(
@@ -273,9 +264,9 @@ class _Repaired:
         item, *rest = left
         inner = partial(self._run, rest, args, kwargs)
         if not item.expression:
-            return repairs.neutral(self._words, inner())
+            return repair.neutral(self._words, inner())
         operands, options = dict(named(self._word, args, kwargs)), params(self._word, args, kwargs)
-        return repairs.run(item, self._words, inner, operands, options)
+        return repair.run(item, self._words, inner, operands, options)
 
 
 def _is_of(repair: Repair, record: OpRecord) -> bool:

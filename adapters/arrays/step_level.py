@@ -11,6 +11,7 @@ from functools import partial
 from types import MethodType
 from typing import Any
 
+import array_api_compat
 import numpy as np
 
 from anynan._arrays.access import dtype_max, dtype_name, namespace, on_host
@@ -172,7 +173,7 @@ class CallSnapshot(Call):
                 return raw.copy() if plain else raw
             if copy is not None:
                 xp = namespace(raw)
-                return xp.asarray(copy.copy(), dtype=raw.dtype)
+                return xp.asarray(copy.copy(), dtype=raw.dtype, device=array_api_compat.device(raw))
             msg = (
                 "the call wrote into an array that is too large to be kept, so it cannot be "
                 "run again from where it began"

@@ -213,14 +213,24 @@ def _extension(x: Any) -> Format | None:
 
 def to_host(x: Any) -> np.ndarray[Any, Any]:
     """Copy a small array to the host, in a dtype that NumPy has."""
-    x = widened(x, 32)
+    x, xp = widened(x, 32), namespace(x)
     view = _shared(x)
     if view is not None:
         return view
-    with suppress(*REFUSALS):
-        x = array_api_compat.to_device(x, "cpu")
+    for device in ("cpu", *_host_devices(xp)):
+        with suppress(*REFUSALS):
+            x = array_api_compat.to_device(x, device)
+            break
     resolve = getattr(x, "resolve_conj", None)
     return np.asarray(resolve() if callable(resolve) else x)
+
+
+def _host_devices(xp: Any) -> list[Any]:
+    """List the devices that a library calls a CPU in words of its own."""
+    with suppress(*REFUSALS):
+        devices = xp.__array_namespace_info__().devices()
+        return [device for device in devices if "cpu" in str(device).lower()]
+    return []
 
 
 def blocks(x: Any, limit: int = BLOCK) -> Iterator[Any]:
@@ -361,7 +371,8 @@ def device_name(x: Any) -> str:
     with suppress(*REFUSALS):
         if x.__dlpack_device__()[0] == _CPU:
             return "cpu"
-    return text.partition("(")[0]
+    quoted = re.fullmatch(r"[\w.]+\('([\w:]+)'\)", text)
+    return text.partition("(")[0] if quoted is None else quoted[1]
 
 
 def library_name(x: Any) -> str:

@@ -38,16 +38,18 @@ class Namespace:
 
     Args:
         xp: A module with the array API's names.
+        device: Where to make arrays, if not where the library makes them by itself.
     """
 
-    def __init__(self, xp: Any) -> None:
-        self._xp = xp
+    def __init__(self, xp: Any, device: Any = None) -> None:
+        self._xp, self._at = xp, {} if device is None else {"device": device}
 
     def where(self, condition: Any, x: Any, y: Any) -> Any:
         """Choose by a mask; a number takes the other side's dtype."""
         dtype = next((v.dtype for v in (x, y) if hasattr(v, "dtype")), None)
         x, y = (
-            v if hasattr(v, "dtype") else self._xp.asarray(float(v), dtype=dtype) for v in (x, y)
+            v if hasattr(v, "dtype") else self._xp.asarray(float(v), dtype=dtype, **self._at)
+            for v in (x, y)
         )
         return self._xp.where(condition, x, y)
 
@@ -62,7 +64,7 @@ class Namespace:
 
     def eye(self, x: Any) -> Any:
         """Give the unit matrix that goes with a matrix."""
-        return self._xp.eye(x.shape[-1], dtype=x.dtype)
+        return self._xp.eye(x.shape[-1], dtype=x.dtype, **self._at)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,167 @@
+"""``anynan.track`` on arrays of a device that is not the CPU: nothing of theirs leaves it early.
+
+The device is the second one of array-api-strict, which refuses what mixes devices and what takes
+its arrays for NumPy's. Its DLPack would hand out host memory; here that is closed, as on a device.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import anynan
+from anynan._arrays.probe import probe
+
+strict: Any = pytest.importorskip("array_api_strict")
+xp: Any = anynan.arrays.namespace(strict)
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+HERE, THERE = (strict.Device(name) for name in ("CPU_DEVICE", "device1"))
+NAN = float("nan")
+EXTENSION = 12  # kDLExtDev
+
+
+@pytest.fixture
+def moves(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """List the sizes of what is copied off the device, or looked at from the host."""
+    kind, found = type(strict.ones(1)), []
+
+    def counted(name: str) -> None:
+        really = getattr(kind, name)
+
+        def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if self.device == THERE:
+                if name == "__dlpack_device__":
+                    return EXTENSION, 0
+                if name == "__dlpack__":
+                    raise BufferError(name)
+                moved = really(self, *args, **kwargs)
+                found.append(self.size)
+                return moved
+            return really(self, *args, **kwargs)
+
+        monkeypatch.setattr(kind, name, method)
+
+    for name in (
+        "to_device",
+        "__bool__",
+        "__float__",
+        "__int__",
+        "__dlpack__",
+        "__dlpack_device__",
+    ):
+        counted(name)
+    return found
+
+
+def there(values: Any) -> Any:
+    return xp.asarray(np.asarray(values, np.float64), device=THERE)
+
+
+def attention(x: Any, scale: float = 1.0) -> Any:
+    with anynan.scope("scores"):
+        scores = xp.matmul(x, xp.matrix_transpose(x)) * scale
+    with anynan.scope("softmax"):
+        grown = xp.exp(scores)
+        return grown / xp.sum(grown, axis=-1, keepdims=True)
+
+
+def batch() -> Any:
+    return there(np.linspace(-1, 1, 12).reshape(3, 4))
+
+
+@pytest.mark.parametrize("level", ["step", "layer"])
+def test_a_clean_call_brings_one_small_copy_and_its_result_stays(
+    moves: list[int], level: Any
+) -> None:
+    tracker = anynan.track(attention, level=level)
+    for _ in range(3):
+        result = tracker(batch())
+        assert result.device == THERE
+    assert len(moves) == 3
+    assert all(size % 3 == 0 and size < 40 for size in moves)
+    assert not tracker.notes
+
+
+@pytest.mark.parametrize("level", ["step", "layer", "operation"])
+def test_a_fault_is_named_with_cause_and_line(moves: list[int], level: Any) -> None:
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        anynan.track(attention, level=level)(batch(), scale=1e4)
+    event = caught.value.event
+    assert event.operation is not None
+    assert event.cause is not None
+    assert (event.operation.name, event.cause.tag) == ("exp", "exp_overflow")
+    assert event.operation.source is not None
+    assert event.operation.source.text == "grown = xp.exp(scores)"
+    assert event.operation.inputs[0].device == "device1"
+    assert event.operation.inputs[0].max is not None
+    assert moves
+
+
+def test_a_fix_is_tried_on_the_device() -> None:
+    def loss(p: Any) -> Any:
+        return xp.sum(xp.log(p))
+
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        anynan.track(loss, advanced=anynan.Advanced(read="immediate"))(there([-1.0, 1.0]))
+    assert caught.value.event.tried is not None
+
+
+@pytest.mark.parametrize(
+    "write", [lambda x: x.__setitem__(0, NAN), lambda x: x.__imul__(there(np.inf))]
+)
+def test_what_is_written_in_place_is_read_where_it_is(write: Callable[[Any], Any]) -> None:
+    def fill(x: Any) -> None:
+        write(x)
+
+    tracker = anynan.track(fill, action="record")
+    x = there([1.0, 0.0, 2.0])
+    tracker(x)
+    assert tracker.events
+    assert x.device == THERE
+
+
+def test_containers_and_objects_are_given_back_as_they_are() -> None:
+    class Model:
+        weight = there([2.0, 3.0])
+
+        def step(self, given: dict[str, Any]) -> Any:
+            self.weight = self.weight * given["x"]
+            return {"y": self.weight}
+
+    model = Model()
+    result = anynan.track(model.step)({"x": there([1.0, 2.0])})
+    assert (type(result["y"]), result["y"].device) == (type(there(0.0)), THERE)
+    assert type(model.weight) is type(there(0.0))
+
+
+def test_direct_checks_look_where_the_array_is(moves: list[int]) -> None:
+    anynan.check({"x": there([1.0, 2.0])})
+    assert all(size == 1 for size in moves)
+    assert probe(there([[1.0, -2.0], [NAN, 0.0]]))[0] != 0.0  # type: ignore[index]
+    with pytest.raises(anynan.NonFiniteError, match="2 x NaN"):
+        anynan.check(there([NAN, 1.0, NAN]))
+    summary = anynan.summarize(there([[1.0, -3.0], [NAN, 0.0]]))
+    assert (summary.first_bad, summary.device) == ((1, 0), "device1")
+
+
+def test_arrays_of_two_devices_are_read_each_in_its_own_copy(moves: list[int]) -> None:
+    def both(x: Any, y: Any) -> Any:
+        return x + x, y + y
+
+    tracker = anynan.track(both, action="record")
+    tracker(there([1.0]), xp.asarray([1.0], device=HERE))
+    assert len(moves) == 1
+    tracker(there([1.0]), xp.asarray([NAN], device=HERE))
+    assert [event.tensor for event in tracker.events] == ["y"]
+
+
+def test_a_second_run_begins_on_the_device_where_its_memory_is_the_hosts() -> None:
+    def step(x: Any, y: Any) -> Any:
+        x[0] = -1.0
+        return xp.log(x) + y
+
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        anynan.track(step)(there([1.0, 2.0]), there([0.0, 0.0]))
+    assert caught.value.event.operation is not None
+    assert caught.value.event.operation.name == "log"
