@@ -38,7 +38,7 @@ def toy_model() -> toy.Model:
 def test_a_record_that_fails_leaves_name_and_line(
     monkeypatch: pytest.MonkeyPatch, read: Any
 ) -> None:
-    monkeypatch.setattr(live, "make_record", broken)
+    monkeypatch.setattr(live, "_make_record", broken)
     tracker = anynan.track(logged, action="record", advanced=anynan.Advanced(read=read))
     assert tracker(np.zeros(2)).shape == (2,)
     (event,) = tracker.events
