@@ -300,6 +300,11 @@ def test_imports_inside_functions_make_no_large_circle() -> None:
 CIRCLES_LEFT = {"_steps"}
 
 
+def test_the_files_of_array_code_know_each_other_one_way() -> None:
+    modules = _modules(PACKAGE / "arrays", "anynan.arrays")
+    assert _circles(_graph(modules, functions=True, known=True)) == []
+
+
 def test_the_files_of_a_room_of_the_core_know_each_other_one_way() -> None:
     modules = {name: path for name, path in _modules(PACKAGE, "anynan").items() if _is_core(name)}
     circles = _circles(_graph(modules, functions=True, known=True))
