@@ -12,7 +12,7 @@ from anynan._steps.tracked import Tracked, make_way, refuse_target
 from anynan.options import FOR_TRAINING, Options, TrackOptions
 from anynan.tensorflow.session.seams import SEAMS
 from anynan.tensorflow.session.session import Session
-from anynan.tensorflow.session.targets import is_keras, layers_in, modules_of, variables_in
+from anynan.tensorflow.session.targets import is_keras, layers_in, parts_while_alive, variables_in
 from anynan.tracker import Tracker
 
 
@@ -119,7 +119,8 @@ def _track_module(module: Any, options: Options) -> Tracker:
         )
         raise TypeError(msg)
     tracker = Tracked(weakref.ref(module), options, type(module).__name__)
-    return Session(functools.partial(modules_of, module), module, tracker).start()
+    find = functools.partial(parts_while_alive, weakref.ref(module))
+    return Session(find, module, tracker).start()
 
 
 def _track_function(fn: Any, options: Options) -> Tracker:

@@ -74,10 +74,6 @@ RANKS_APART = Message(
     "the ranks do not act together: {why}; each is judged alone, and one that raises may leave "
     "the others waiting",
 )
-MODEL_GONE = Message(
-    "model-gone",
-    "the model no longer existed when anynan read this, so its last step cannot be run again",
-)
 GONE = Message(
     "gone", "what led to it is no longer known: anynan keeps the operations of one pass at a time"
 )

@@ -20,6 +20,10 @@ WEIGHTS_BAD_SINCE = Message(
     "weights-bad-since",
     "{since} (action={action}): what goes bad because of it is counted there, and not investigated",
 )
+MODEL_GONE = Message(
+    "model-gone",
+    "the model no longer existed when anynan read this, so its last step cannot be run again",
+)
 LAYER_UNWATCHED = Message("layer-unwatched", "{what} is not watched: {error}")
 INSIDE_LOOP = Message(
     "inside-loop",

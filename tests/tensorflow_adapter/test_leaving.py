@@ -247,7 +247,7 @@ def test_a_model_that_is_collected_while_a_graph_is_made_puts_nothing_into_it() 
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(model(tf.ones((2, 3))))
     tape.gradient(loss, model.trainable_variables)
-    model(tf.ones((2, 3)))  # an open step keeps the model for a second run
+    model(tf.ones((2, 3)))
     held, gone = [model], weakref.ref(model)
     del model, tape, loss
 
@@ -263,3 +263,39 @@ def test_a_model_that_is_collected_while_a_graph_is_made_puts_nothing_into_it() 
     assert kinds == [operation.type for operation in plain.get_operations()]
     assert tracker.events == ()
     assert vars(keras.layers.ReLU) == before
+
+
+class Plain(tf.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = tf.Module()
+        self.weight = tf.Variable(tf.ones((4, 2)))
+
+    def __call__(self, x):
+        return tf.math.log(x @ self.weight)
+
+
+class Compiled(Plain):
+    __call__ = tf.function(Plain.__call__)
+
+
+def built():
+    return keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+
+
+@pytest.mark.parametrize("make", [Plain, Compiled, built])
+@pytest.mark.parametrize("taped", [False, True])
+@pytest.mark.parametrize("value", [1.0, -1.0])
+def test_no_model_that_the_program_drops_is_kept_alive(make, taped, value):
+    model = make()
+    tracker = anynan.tensorflow.track(model, action="record")
+    gone = weakref.ref(model)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(model(tf.fill((3, 4), value)))
+    if taped:
+        tape.gradient(loss, model.trainable_variables)
+    del model, tape, loss
+    gc.collect()
+    assert gone() is None
+    tracker.remove()
+    assert (len(tracker.events) == 1) == (value < 0 and make is not built)

@@ -1,11 +1,14 @@
 """A step: how to run it again, and what its thread knows while it runs."""
 
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from anynan._diagnosis.evidence import ReplayError
+from anynan._steps.messages import MODEL_GONE
 from anynan.tensorflow.read.frames import Frame
 from anynan.tensorflow.replay.reached import Began
 from anynan.tensorflow.replay.taped import Differentiated
@@ -16,7 +19,7 @@ class Step:
     """Know how to run a step again.
 
     Attributes:
-        fn: A compiled function, or a function that can be compiled.
+        target: A compiled function, or a function that can be compiled; a layer weakly.
         args: Its arguments.
         kwargs: Likewise.
         kept: Variables as they were before the step.
@@ -28,7 +31,7 @@ class Step:
         taped: What ran under the tape, where that is what is run again.
     """
 
-    fn: Any
+    target: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     kept: list[tuple[Any, Any]] = field(default_factory=list)
@@ -38,6 +41,23 @@ class Step:
     unrolled: bool = False
     compiled: bool = False
     taped: Differentiated | None = None
+
+    def __post_init__(self) -> None:
+        # The last step of a model that the program drops is never over.
+        if self.layer:
+            self.target = weakref.ref(self.target)
+
+    @property
+    def fn(self) -> Any:
+        """Give what ran.
+
+        Raises:
+            ReplayError: If it was a model, and is gone.
+        """
+        found = self.target() if self.layer else self.target
+        if found is None and self.layer:
+            raise ReplayError(MODEL_GONE())
+        return found
 
     @contextmanager
     def lending(self) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -46,7 +47,7 @@ class Note(NamedTuple):
         attributes: Names and values by turns.
         outputs: Its results.
         frames: Where it ran: code and line, up to the first that is no library's.
-        layer: The layer of Keras it ran in, and which call of it.
+        layer: The layer of Keras it ran in, weakly, and which call of it.
     """
 
     kind: str
@@ -141,7 +142,7 @@ class Record:
     def inside(self, layer: Any) -> Iterator[None]:
         """Note that a layer runs."""
         call = self._calls[id(layer)] = self._calls.get(id(layer), -1) + 1
-        self._inside.append((layer, call))
+        self._inside.append((weakref.ref(layer), call))
         try:
             yield
         finally:
@@ -291,7 +292,7 @@ class Made(NamedTuple):
         with tf.name_scope("note") as scope:
             place = scope.rstrip("/")
             trace.lines[place] = note.trace()
-            path = None if note.layer is None else self.paths.get(id(note.layer[0]))
+            path = None if note.layer is None else self.paths.get(id(note.layer[0]()))
             if note.layer is None or path is None:
                 return note.again(held)
             trace.scopes[place] = path, note.layer[1]

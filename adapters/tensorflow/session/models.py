@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from anynan._steps.tracked import Tracked
-from anynan.keras.layers import layers_of
 from anynan.tensorflow.session.session import Session
+from anynan.tensorflow.session.targets import parts_while_alive
 
 FUNCTIONS = ("train_function", "test_function", "predict_function")
 
@@ -17,7 +17,7 @@ class ModelSession(Session):
     """Watch a Keras model."""
 
     def __init__(self, model: Any, tracker: Tracked) -> None:
-        super().__init__(functools.partial(_layers, weakref.ref(model)), model, tracker)
+        super().__init__(functools.partial(parts_while_alive, weakref.ref(model)), model, tracker)
         self._built = self.layers.whole()
 
     def renew(self) -> None:
@@ -77,8 +77,3 @@ class ModelSession(Session):
         finally:
             if state.open:
                 steps.end()
-
-
-def _layers(model: "weakref.ref[Any]") -> dict[str, Any]:
-    found = model()
-    return {} if found is None else layers_of(found)

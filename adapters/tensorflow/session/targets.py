@@ -2,6 +2,7 @@
 
 import inspect
 import sys
+import weakref
 from typing import Any
 
 import tensorflow as tf
@@ -26,7 +27,8 @@ def modules_of(module: Any) -> dict[str, Any]:
             seen.add(id(child))
             path = f"{prefix}.{name}" if prefix else name
             todo.append((path, child))
-            found[path] = child
+            if callable(child):  # one that only holds others never runs
+                found[path] = child
     return found
 
 
@@ -62,6 +64,12 @@ def parts_of(model: Any) -> dict[str, Any]:
     from anynan.keras.layers import layers_of
 
     return layers_of(model)
+
+
+def parts_while_alive(model: "weakref.ref[Any]") -> dict[str, Any]:
+    """Give a model's layers by path, none once it is gone."""
+    living = model()
+    return {} if living is None else parts_of(living)
 
 
 def variables_in(fn: Any) -> list[tuple[str, Any]]:

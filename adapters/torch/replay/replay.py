@@ -23,6 +23,7 @@ from anynan._reach import Exhausted
 from anynan._reach.messages import ANOTHER_THREAD, REPLAY_STOPPED, STATE_MISSED
 from anynan._readings.readings import Reading, Site
 from anynan._readings.step import Step
+from anynan._steps.messages import MODEL_GONE
 from anynan.torch.call import noted
 from anynan.torch.call.discovery import find_state
 from anynan.torch.call.models import Models
@@ -32,7 +33,7 @@ from anynan.torch.call.state import State, StopReplay
 from anynan.torch.call.threads import Threads
 from anynan.torch.graphs.compiler import eager
 from anynan.torch.graphs.graphs import Graphs
-from anynan.torch.messages import MODEL_GONE, REPLAY_FROM_ONES, REPLAY_INPUT_CHANGED, REPLAY_UPDATED
+from anynan.torch.messages import REPLAY_FROM_ONES, REPLAY_INPUT_CHANGED, REPLAY_UPDATED
 from anynan.torch.private import count_modes, forward_hooks_apart, hook_first, task, without_modes
 from anynan.torch.read.probes import nonfinite
 from anynan.torch.read.tensors import tensors

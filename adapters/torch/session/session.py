@@ -16,6 +16,7 @@ from anynan._diagnosis.trials import Attempt
 from anynan._readings.readings import Reading
 from anynan._steps.adapter import BaseAdapter
 from anynan._steps.framework import EVERY_OPERATION, Escalation
+from anynan._steps.messages import MODEL_GONE
 from anynan._steps.tracked import Tracked
 from anynan.torch.call import noted
 from anynan.torch.call.models import Models, given
@@ -24,7 +25,6 @@ from anynan.torch.call.state import State
 from anynan.torch.call.threads import Threads
 from anynan.torch.distributed.ranks import Ranks
 from anynan.torch.graphs.graphs import Graphs
-from anynan.torch.messages import MODEL_GONE
 from anynan.torch.read import probes
 from anynan.torch.read.probes import DTYPE_MAX, DTYPE_NAME, same_memory
 from anynan.torch.replay.operations import Operations
