@@ -183,7 +183,7 @@ class Tracker(Handle):
     @property
     def where(self) -> str:
         """Say where in the training it is, as ``"epoch 3"``: set it, and each event notes it."""
-        return self._tracked.where
+        return str(self._tracked.where)
 
     @where.setter
     def where(self, where: str) -> None:

@@ -22,6 +22,8 @@ from anynan.keras.layers import Weight, layers_of, moments_of, weights_of
 from anynan.keras.messages import RUNS_COMPILED
 
 DATA = ("x", "y", "sample_weight")
+# A state of so many bytes is not donated: the old one is there for a second run.
+KEPT = 2**22
 # What Keras hands to each function besides the batch, and takes back.
 STATES = {
     "train": ("params", "buffers", "opt_state", "metrics"),
@@ -201,7 +203,9 @@ class Steps:
                 ]
                 shardings = (None, *shared)
             # Evaluation changes next to nothing of its state: it is left for a second run.
-            donated = tuple(range(count)) if self.kind == "train" else ()
+            # So is a small state: the report of a bad step then names the operation.
+            size = sum(x.nbytes for x in jax.tree_util.tree_leaves(state))
+            donated = tuple(range(count)) if self.kind == "train" and size > KEPT else ()
             fn = jax.jit(fn, donate_argnums=donated, out_shardings=shardings)
         names = (*STATES[self.kind], *DATA)
         made = self.part = Part(owner, fn, names, frozenset(tallies), scaled=scaled)

@@ -1,7 +1,13 @@
 """The layers and variables of a Keras model, by the names that every backend gives them."""
 
+import os
 from collections.abc import Iterator
 from typing import Any, NamedTuple
+
+from anynan._base.sources import GRAPHS
+
+# Of an operation of a functional graph Keras keeps no line but its own.
+GRAPHS.add(os.path.join("keras", "src", "ops"))
 
 
 class Weight(NamedTuple):

@@ -1,6 +1,7 @@
 """transformers' Trainer owns the step: track its ``training_step``, or let a callback do it."""
 
 import sys
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -51,6 +52,7 @@ def track(trainer: transformers.Trainer, **options: Unpack[TrackOptions]) -> Tra
     tracker: Tracker = tracking.track(trainer.training_step, **options)
     tracked = inside(tracker)
     tracked.name = f"{type(trainer).__name__}.training_step"
+    tracked.where = _Where(trainer)
     vars(trainer)["training_step"] = tracker
     tracked.judge.ends.append(lambda: vars(trainer).pop("training_step", None))
     return tracker
@@ -140,6 +142,17 @@ class Monitor(Monitored, transformers.TrainerCallback):
     def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Watch no longer."""
         self._end()
+
+
+class _Where:
+    """Say which of its own steps a Trainer is in: one of them may be several batches."""
+
+    def __init__(self, trainer: transformers.Trainer) -> None:
+        self._trainer = weakref.ref(trainer)
+
+    def __str__(self) -> str:
+        trainer = self._trainer()
+        return "" if trainer is None else f"global_step {trainer.state.global_step} of train"
 
 
 def _trainer(frame: FrameType | None) -> transformers.Trainer | None:

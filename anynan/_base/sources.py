@@ -17,6 +17,8 @@ from anynan.events import Source
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _LIBRARY_PARTS = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _BEGAN = time.time()
+# Where libraries keep what runs an operation of a graph, which was written in another line.
+GRAPHS: set[str] = set()
 _LINES = 8  # of an expression that are quoted in one
 _COMMENT = re.compile(r"\s*(?<!\S)#[^'\"]*$")
 _STDLIB = tuple(
@@ -151,7 +153,20 @@ def gone_through(
     inside = f"{os.sep}{framework}{os.sep}" if framework else ""
     file = code.co_filename
     text = _via_text(file, line, inside, scope)
-    return replace(found, via=f"{_short(file)}:{line} in {code.co_name}", via_text=text)
+    return replace(found, via=way(file, line, code.co_name), via_text=text)
+
+
+def way(file: str, line: int, function: str) -> str:
+    """Name a library's place that the way led through.
+
+    Args:
+        file: The library's file.
+        line: Which line of it.
+        function: The function there.
+    """
+    place = f"{_short(file)}:{line} in {function}"
+    built = function == "call" and os.path.dirname(file).endswith(tuple(GRAPHS))
+    return f"{place}, of a graph that this line runs" if built else place
 
 
 def located(

@@ -98,8 +98,9 @@ class Investigator:
         elif event.operation is not None:
             event = self._escalator.end(step, event)
         target = self._subject.target
-        if target is not None and target.where:
-            event = replace(event, notes=(*event.notes, target.where))
+        where = "" if target is None else str(target.where)
+        if where:
+            event = replace(event, notes=(*event.notes, where))
         for found in self.found:
             event = replace(event, notes=(*event.notes, *found(case.reading, event)))
         return event

@@ -160,7 +160,7 @@ class Tracked:
     Attributes:
         name: What is tracked is called so.
         paused: Whether it stands still, between ``pause`` and ``resume``.
-        where: Where in the user's training it is; noted in each event.
+        where: Where in the user's training it is, as text or what gives it; noted in each event.
         judge: What adapters write readings into, and what acts on them.
         saver: What keeps the last failing call, for a bundle.
         handle: The user's ``Tracker``.
@@ -171,7 +171,7 @@ class Tracked:
         self._target = target
         self.name = name
         self.paused = False
-        self.where = ""
+        self.where: object = ""
         self.handle: Handle | None = None
         self.aliases: list[weakref.ref[Any]] = []
         self.backend_name: str | None = None

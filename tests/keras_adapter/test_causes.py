@@ -183,3 +183,15 @@ def test_a_variable_of_no_layer_is_no_batch():
     event = caught.value.event
     assert (event.layer, event.cause.tag) == ("block.inner", "bad_parameter")
     assert event.cause.evidence.startswith("table: ")
+
+
+def test_the_line_of_an_operation_of_a_graph_is_said_to_be_the_one_that_runs_it():
+    inputs = keras.Input((2,))
+    hidden = keras.layers.Dense(3, name="dense")(inputs)
+    model = keras.Model(inputs, keras.ops.log(keras.ops.relu(hidden) * 0.0) * 0.0)
+    event = caught(model, np.ones((1, 2), "float32"))
+    assert (event.layer, event.operation.name) == ("", "log")
+    assert event.operation.source.function == "caught"
+    assert event.operation.source.via.endswith(" in call, of a graph that this line runs")
+    inside = caught(models.functional(Written("scalar")), models.data()[0])
+    assert "graph" not in (inside.operation.source.via or "")

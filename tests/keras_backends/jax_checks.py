@@ -10,6 +10,7 @@ import pytest
 
 import anynan
 from anynan._steps.tracked import inside
+from anynan.keras import jax_steps
 from tests.keras_backends import models
 from tests.keras_backends.checks import _fresh, layers, same  # noqa: F401
 from tests.keras_backends.models import Log, Root, compiled, data, line, positive, zero
@@ -29,7 +30,17 @@ def test_several_batches_at_once():
     assert len(tracker.history) == 6
 
 
-def test_donated_state_without_a_second_run_is_said():
+def test_a_small_state_is_there_for_a_second_run():
+    model = compiled(Log(name="inner"))
+    zero(model)
+    with anynan.keras.track(model, action="record") as tracker:
+        model.train_on_batch(*data())
+    (event,) = [event for event in tracker.events if event.severity == "bad"][:1]
+    assert event.operation.name == "log"
+
+
+def test_donated_state_without_a_second_run_is_said(monkeypatch):
+    monkeypatch.setattr(jax_steps, "KEPT", 0)
     model = compiled(Log(name="inner"))
     zero(model)
     with anynan.keras.track(model, action="record") as tracker:
@@ -39,7 +50,8 @@ def test_donated_state_without_a_second_run_is_said():
     assert any("keep_inputs=True" in note for note in event.notes)
 
 
-def test_donated_state_is_kept_until_the_fault_comes_back():
+def test_donated_state_is_kept_until_the_fault_comes_back(monkeypatch):
+    monkeypatch.setattr(jax_steps, "KEPT", 0)
     model = compiled(Log(name="inner"))
     zero(model)
     weights = model.get_weights()

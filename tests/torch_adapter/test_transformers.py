@@ -190,6 +190,19 @@ def test_a_trainer_of_trl(tracked: str, where: str, tmp_path: Any) -> None:
     assert event.operation.source.file == __file__
 
 
+def test_a_trainer_that_is_tracked_names_its_own_step_beside_that_of_the_batch(
+    tmp_path: Any,
+) -> None:
+    made = trainer(Net("loss"), tmp_path, gradient_accumulation_steps=2)
+    with anynan.transformers.track(made, action="record") as tracker:
+        made.train()
+    event = tracker.events[0]
+    assert event.step == 4  # the batches
+    assert "global_step 2 of train" in event.notes
+    assert " bad in 16 steps" in tracker.report()  # the batches of two epochs
+    assert tracker.where == f"global_step {made.state.global_step} of train"
+
+
 @pytest.mark.parametrize("arguments", [
     {}, {"gradient_accumulation_steps": 2, "max_grad_norm": 0.1}, {"bf16": True},
 ])  # fmt: skip

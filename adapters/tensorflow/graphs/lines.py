@@ -3,7 +3,7 @@
 import os
 from typing import Any
 
-from anynan._base.sources import is_anynans, is_library, quoted
+from anynan._base.sources import is_anynans, is_library, quoted, way
 from anynan.events import Source
 
 PARTS = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
@@ -33,11 +33,7 @@ def _source(frame: Any, library: Any) -> Source:
     text, changed = quoted(frame.filename, frame.lineno, function=frame.name)
     via = None
     if library is not None and not _inside(library):
-        file = library.filename
-        for part in PARTS:
-            file = file.rpartition(part)[2]
-        short = file if _named(library) else os.path.basename(file)
-        via = f"{short}:{library.lineno} in {library.name}"
+        via = way(library.filename, library.lineno, library.name)
     return Source(frame.filename, frame.lineno, frame.name, text.strip(), via, changed=changed)
 
 
