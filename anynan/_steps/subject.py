@@ -15,7 +15,7 @@ class Target(Protocol):
     """What is tracked; ``Tracked`` is one."""
 
     name: str
-    where: str
+    where: object
     handle: Any
 
     @property
