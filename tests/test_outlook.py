@@ -13,7 +13,7 @@ from anynan._readings.history import Ring
 from anynan._readings.monitor import Monitor
 from anynan._readings.step import Step
 from anynan._runs.forecast import WINDOW, forecasts
-from anynan._runs.lines import outlook
+from anynan._runs.overview import outlook
 from anynan._runs.run import Run, of
 from anynan._steps.tracked import inside
 from anynan.options import LEVELS

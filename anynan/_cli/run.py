@@ -3,13 +3,15 @@
 import argparse
 import importlib
 import os
+import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from anynan._base.patches import Patches
 from anynan._cli import program
-from anynan._cli.again import watched_again
 from anynan._cli.ending import SHOWN, Ending, Own
 from anynan._everywhere import Found, watch_everything
 from anynan._jsonl.writing import Writer
@@ -80,7 +82,7 @@ def run(chosen: argparse.Namespace) -> int:
     found, own, errors = Found(), Own(), arrays.listen()
     listeners.append(own.hear)
     end = watch_everything(Options(action=chosen.action, level=chosen.level), found)
-    with errors, watched_again(_given(chosen), _own_name(chosen)):
+    with errors, _watched_again(_given(chosen), _own_name(chosen)):
         status, ended_by = program.run(begin)
     found.ended_by = ended_by
     end()
@@ -165,3 +167,36 @@ def _write(path: str, lines: list[str], found: Found, ending: Ending) -> None:
             file.write("\n\n".join(part.rstrip() for part in parts) + "\n")
     except OSError as error:
         print(f"anynan run: the report could not be written: {error}", file=sys.stderr)
+
+
+def _watched_again(options: Sequence[str], own: str) -> Patches:
+    """Have what starts the running program once more start it under ``anynan run``.
+
+    A rank that is watched waits for the others to agree on each step, and they would never come.
+    """
+    patches = Patches()
+    patches.change(subprocess.Popen, "__init__", lambda start: _starting(start, options, own))
+    return patches
+
+
+def _starting(start: Callable[..., None], options: Sequence[str], own: str) -> Callable[..., None]:
+    def begin(self: Any, args: Any, *rest: Any, **given: Any) -> None:
+        return start(self, _with(args, options, own), *rest, **given)
+
+    return begin
+
+
+def _with(args: Any, options: Sequence[str], own: str) -> Any:
+    """Give the command that is run in the place of one, which stays where it is another's."""
+    if not isinstance(args, (list, tuple)) or list(args[:1]) != [sys.executable]:
+        return args
+    named = list(args[1:3]) == ["-m", own]
+    path = args[1:2] and not named and os.path.isfile(own) and _is(args[1], own)
+    return [args[0], "-m", "anynan", "run", *options, *args[1:]] if named or path else args
+
+
+def _is(path: Any, own: str) -> bool:
+    try:
+        return os.path.samefile(path, own)
+    except (OSError, TypeError, ValueError):
+        return False

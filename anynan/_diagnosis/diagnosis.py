@@ -95,13 +95,10 @@ def bare(case: Investigation, error: Exception) -> Event:
     site = case.reading.site
     note = f"the rest of this report failed inside anynan, please report it: {reason(error)}"
     return case.event(
-        layer=site.layer,
-        phase=site.phase,
-        tensor=site.tensor,
-        parameter=site.parameter,
+        layer=site.layer, phase=site.phase, tensor=site.tensor, parameter=site.parameter,
         spread=Spread(case.later),
         notes=tuple(dict.fromkeys((*case.notes, *case.evidence.notes, note))),
-    )
+    )  # fmt: skip
 
 
 def norm_event(
@@ -109,19 +106,10 @@ def norm_event(
 ) -> Event:
     """Report what the guard saw in the gradient norms."""
     situation = Situation(
-        phase="backward",
-        kind=finding.kind,
-        layer=finding.layer,
-        tensor=NORM,
-        growth=finding.growth,
-        finding=finding,
-    )
+        phase="backward", kind=finding.kind, layer=finding.layer, tensor=NORM,
+        growth=finding.growth, finding=finding,
+    )  # fmt: skip
     return event_of(
-        situation,
-        evidence,
-        severity="bad" if bad else "suspect",
-        step=rows.number,
-        order=len(rows.lo),
-        trail=finding.layers,
-        expected=expected,
-    )
+        situation, evidence, severity="bad" if bad else "suspect", step=rows.number,
+        order=len(rows.lo), trail=finding.layers, expected=expected,
+    )  # fmt: skip

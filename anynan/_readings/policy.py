@@ -35,21 +35,17 @@ class Allow:
     phase: Phase | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.layers, str):
-            msg = f"Allow: layers is a glob, not {type(self.layers).__name__}: {self.layers!r}"
-            raise TypeError(msg)
-        if self.reason and not isinstance(self.reason, str):
-            msg = f"Allow: reason is a sentence, not {type(self.reason).__name__}: {self.reason!r}"
-            raise TypeError(msg)
-        if self.kind not in KINDS:
-            msg = f"Allow: unknown kind {self.kind!r}; choose from {', '.join(KINDS)}"
-            raise ValueError(msg)
-        if self.phase is not None and self.phase not in PHASES:
-            msg = f"Allow: unknown phase {self.phase!r}; choose from {', '.join(PHASES)}"
-            raise ValueError(msg)
-        if not self.reason:
-            msg = f"Allow({self.layers!r}, {self.kind!r}) needs a reason: it is listed in reports"
-            raise ValueError(msg)
+        given, why = type(self.layers).__name__, type(self.reason).__name__
+        text = f"Allow: layers is a glob, not {given}: {self.layers!r}"
+        _require(isinstance(self.layers, str), text, TypeError)
+        text = f"Allow: reason is a sentence, not {why}: {self.reason!r}"
+        _require(not self.reason or isinstance(self.reason, str), text, TypeError)
+        text = f"Allow: unknown kind {self.kind!r}; choose from {', '.join(KINDS)}"
+        _require(self.kind in KINDS, text)
+        text = f"Allow: unknown phase {self.phase!r}; choose from {', '.join(PHASES)}"
+        _require(self.phase is None or self.phase in PHASES, text)
+        text = f"Allow({self.layers!r}, {self.kind!r}) needs a reason: it is listed in reports"
+        _require(bool(self.reason), text)
 
 
 @dataclass(frozen=True)
@@ -111,55 +107,39 @@ class Policy:
     def __post_init__(self) -> None:
         for name in ("nan", "posinf", "neginf"):
             level = getattr(self, name)
-            if level not in _LEVELS and not (name == "neginf" and level is None):
-                msg = f"Policy({name}={level!r}): choose from {', '.join(_LEVELS)}"
-                raise ValueError(msg)
+            fine = level in _LEVELS or (name == "neginf" and level is None)
+            _require(fine, f"Policy({name}={level!r}): choose from {', '.join(_LEVELS)}")
         for name in ("large", "headroom", "spike", "vanishing"):
-            _limit(name, getattr(self, name))
-        if self.spike is not None and self.spike <= 1:
-            msg = f"Policy(spike={self.spike!r}): the ratio to the running median must be above 1"
-            raise ValueError(msg)
+            value = getattr(self, name)
+            if value is not None:
+                _require_number(name, value, "a number or None")
+                _require(value > 0, f"Policy({name}={value!r}): the limit must be positive")
+        text = f"Policy(spike={self.spike!r}): the ratio to the running median must be above 1"
+        _require(self.spike is None or self.spike > 1, text)
         if isinstance(self.bad, str):
             object.__setattr__(self, "bad", (self.bad,))
-        if not isinstance(self.bad, Iterable):
-            msg = f"Policy(bad=...) takes kinds, not {self.bad!r}"
-            raise TypeError(msg)
+        text = f"Policy(bad=...) takes kinds, not {self.bad!r}"
+        _require(isinstance(self.bad, Iterable), text, TypeError)
         object.__setattr__(self, "bad", tuple(self.bad))
         for kind in self.bad:
-            if kind not in set(KINDS) - set(NON_FINITE):
-                msg = f"Policy(bad=...): {kind!r} is not one of large, spike, vanishing"
-                raise ValueError(msg)
-        if isinstance(self.allow, Allow):
-            object.__setattr__(self, "allow", (self.allow,))
-        allow = tuple(self.allow) if isinstance(self.allow, Iterable) else (self.allow,)
-        object.__setattr__(self, "allow", allow)
-        for entry in allow:
-            if not isinstance(entry, Allow):
-                msg = f"Policy(allow=...) takes anynan.Allow entries, not {entry!r}"
-                raise TypeError(msg)
-        if not isinstance(self.overrides, Mapping):
-            msg = f"Policy(overrides=...) maps globs to Policy objects, not {self.overrides!r}"
-            raise TypeError(msg)
+            text = f"Policy(bad=...): {kind!r} is not one of large, spike, vanishing"
+            _require(kind in KINDS and kind not in NON_FINITE, text)
+        lone = isinstance(self.allow, Allow) or not isinstance(self.allow, Iterable)
+        object.__setattr__(self, "allow", (self.allow,) if lone else tuple(self.allow))
+        for entry in self.allow:
+            text = f"Policy(allow=...) takes anynan.Allow entries, not {entry!r}"
+            _require(isinstance(entry, Allow), text, TypeError)
+        maps = "Policy(overrides=...) maps globs to Policy objects, not"
+        _require(isinstance(self.overrides, Mapping), f"{maps} {self.overrides!r}", TypeError)
         for glob, other in self.overrides.items():
-            if not isinstance(glob, str) or not isinstance(other, Policy):
-                msg = f"Policy(overrides=...) maps globs to Policy objects, not {glob!r}: {other!r}"
-                raise TypeError(msg)
-        self._refuse_scales()
-
-    def _refuse_scales(self) -> None:
-        for name, kinds, word in (
-            ("scale_streak", (int,), "a whole number"), ("scale_floor", (int, float), "a number"),
-        ):  # fmt: skip
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, kinds):
-                msg = f"Policy({name}={value!r}): expected {word}, not {type(value).__name__}"
-                raise TypeError(msg)
-        if not self.scale_floor >= 0:
-            msg = f"Policy(scale_floor={self.scale_floor!r}): a loss scale is never below 0"
-            raise ValueError(msg)
-        if self.scale_streak < 1:
-            msg = f"Policy(scale_streak={self.scale_streak!r}): a streak is at least 1 step"
-            raise ValueError(msg)
+            fine = isinstance(glob, str) and isinstance(other, Policy)
+            _require(fine, f"{maps} {glob!r}: {other!r}", TypeError)
+        _require_number("scale_streak", self.scale_streak, "a whole number", int)
+        _require_number("scale_floor", self.scale_floor, "a number")
+        text = f"Policy(scale_floor={self.scale_floor!r}): a loss scale is never below 0"
+        _require(self.scale_floor >= 0, text)
+        text = f"Policy(scale_streak={self.scale_streak!r}): a streak is at least 1 step"
+        _require(self.scale_streak >= 1, text)
 
     def at(self, layer: str | None) -> "Policy":
         """Return the policy that holds in this layer, overrides applied."""
@@ -276,15 +256,14 @@ def reading_kind(lo: float, hi: float) -> Kind | None:
     return "neginf" if -math.inf in (lo, hi) else None
 
 
-def _limit(name: str, value: Any) -> None:
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        msg = f"Policy({name}={value!r}): expected a number or None, not {type(value).__name__}"
-        raise TypeError(msg)
-    if not value > 0:
-        msg = f"Policy({name}={value!r}): the limit must be positive"
-        raise ValueError(msg)
+def _require(fine: bool, text: str, error: type[Exception] = ValueError) -> None:
+    if not fine:
+        raise error(text)
+
+
+def _require_number(name: str, value: Any, what: str, kinds: Any = int | float) -> None:
+    text = f"Policy({name}={value!r}): expected {what}, not {type(value).__name__}"
+    _require(isinstance(value, kinds) and not isinstance(value, bool), text, TypeError)
 
 
 DEFAULT = Policy()

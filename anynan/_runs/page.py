@@ -10,9 +10,8 @@ from anynan._base.escaping import name as printed
 from anynan._diagnosis.rules.evidence import magnitude
 from anynan._reports.report import headline, render
 from anynan._runs.grid import BOTH, NAN, NEGINF, PANELS, POSINF, Grid, beside, grids
-from anynan._runs.lines import outlook
 from anynan._runs.narrower import ONLY
-from anynan._runs.overview import overview
+from anynan._runs.overview import outlook, overview
 from anynan._runs.picture import curves, heat_map, inside, key, shown
 from anynan._runs.record import Record
 from anynan.events import Event

@@ -75,14 +75,11 @@ def _event(
     text = TEXT.format(layer=named, where=where, around=around)
     held = "" if summary is None else seen(summary)
     return case.event(
-        layer=None,
-        phase="loss",
-        kind=(None if summary is None else summary.kind) or case.kind,
-        tensor=f"{label} of {named}",
-        summary=summary,
+        layer=None, phase="loss", kind=(None if summary is None else summary.kind) or case.kind,
+        tensor=f"{label} of {named}", summary=summary,
         cause=Cause("made_between_layers", text, fix or outside.fix(case), held),
         trail=case.trail(layer, "forward"),
-    )
+    )  # fmt: skip
 
 
 def _layer_before(case: Investigation, layer: str) -> str | None:

@@ -99,10 +99,8 @@ def to_blame(case: Investigation) -> BadInput | None:
 def event(case: Investigation, found: BadInput | Root | bool) -> Event:
     """Report bad values that came in with the batch, and what first worked with them.
 
-    Args:
-        case: What is known.
-        found: The input, or what a second run says of it; True for the first one there is, and no
-            operation.
+    ``found`` is the input, or what a second run says of it; True for the first one there is, and
+    no operation.
     """
     origin = None if found is True else case.lineage.origin
     guilty = found if isinstance(found, BadInput) else None
@@ -145,10 +143,7 @@ def _made_by_another(
         for said in ((CERTAIN, CERTAIN_FIX) if maker.certain else (LIKELY, LIKELY_FIX))
     )
     return case.event(
-        layer=None,
-        phase="loss",
-        kind=(None if summary is None else summary.kind) or case.kind,
-        tensor=label,
-        summary=summary,
+        layer=None, phase="loss", kind=(None if summary is None else summary.kind) or case.kind,
+        tensor=label, summary=summary,
         cause=Cause("made_by_another", text, fix, "" if summary is None else seen(summary)),
-    )
+    )  # fmt: skip

@@ -60,29 +60,22 @@ def _event(case: Investigation, lineage: Lineage) -> Event:
     if hidden is not None:
         case.notes.append(messages.HIDDEN_BEFORE(layer=hidden.layer))
     situation = Situation(
-        record=origin,
-        then=then,
-        growth=history.curve(case.reading.site),
+        record=origin, then=then, growth=history.curve(case.reading.site),
         scale=case.evidence.scale if case.rows.scale is None else float(case.rows.scale),
         surfaced=harmed if subject["phase"] != harmed else None,
-        overwritten=origin is None and _is_overwritten(case),
-        watched=case.watched,
-        trained=case.trained or history.trains(case.rows.sites),
-        **subject,
+        overwritten=origin is None and _is_overwritten(case), watched=case.watched,
+        trained=case.trained or history.trains(case.rows.sites), **subject,
         **_updated(case, subject),
-    )
+    )  # fmt: skip
     cause, code = advise(situation)
     ran = {} if origin is None else {name: getattr(origin, name) for name in _RAN}
     if origin is not None:
         case.repair = Repair.of(origin, code)
     call = ran.get("call", case.reading.call)
     return case.event(
-        situation,
-        cause=cause,
-        trail=case.trail(situation.layer, situation.phase, call),
-        spread=Spread(case.later, surfaced),
-        **ran,
-    )
+        situation, cause=cause, trail=case.trail(situation.layer, situation.phase, call),
+        spread=Spread(case.later, surfaced), **ran,
+    )  # fmt: skip
 
 
 def _updated(case: Investigation, subject: dict[str, Any]) -> dict[str, Any]:
@@ -190,24 +183,16 @@ def another(case: Investigation, lineage: Lineage) -> tuple[Event, Repair]:
     assert sink is not None
     summary = origin.output
     situation = Situation(
-        phase=origin.phase,
-        kind=(None if summary is None else summary.kind) or case.kind,
-        layer=origin.layer,
-        summary=summary,
-        record=origin,
-        then=lineage.then,
+        phase=origin.phase, kind=(None if summary is None else summary.kind) or case.kind,
+        layer=origin.layer, summary=summary, record=origin, then=lineage.then,
         surfaced=sink.phase if sink.phase != origin.phase else None,
-    )
+    )  # fmt: skip
     cause, code = advise(situation)
     alone = replace(case, notes=[], evidence=replace(case.evidence, notes=()))
     event = alone.event(
-        situation,
-        call=origin.call,
-        tensor=_result(origin),
-        parameter=origin.parameter,
-        cause=cause,
-        spread=Spread(),
-    )
+        situation, call=origin.call, tensor=_result(origin), parameter=origin.parameter,
+        cause=cause, spread=Spread(),
+    )  # fmt: skip
     return event, Repair.of(origin, code)
 
 
@@ -217,12 +202,6 @@ def contained(record: OpRecord, rows: Step, evidence: Evidence, note: str) -> Ev
     kind = (None if summary is None else summary.kind) or "nan"
     situation = Situation(record.phase, kind, layer=record.layer, summary=summary, record=record)
     return event_of(
-        situation,
-        evidence,
-        severity="suspect",
-        step=rows.number,
-        call=record.call,
-        order=len(rows.lo),
-        expected=record.expected,
-        notes=(note,),
-    )
+        situation, evidence, severity="suspect", step=rows.number, call=record.call,
+        order=len(rows.lo), expected=record.expected, notes=(note,),
+    )  # fmt: skip

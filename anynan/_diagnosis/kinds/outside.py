@@ -69,12 +69,9 @@ def event(case: Investigation, _: bool) -> Event:
     if loss and masks:
         text = MASKED.format(layer=masks[-1] or "the model")
     return case.event(
-        layer=None,
-        phase="loss",
-        tensor="loss" if loss else "gradient of the loss",
-        summary=case.evidence.summary,
-        cause=Cause("outside_the_model", text, fix(case)),
-    )
+        layer=None, phase="loss", tensor="loss" if loss else "gradient of the loss",
+        summary=case.evidence.summary, cause=Cause("outside_the_model", text, fix(case)),
+    )  # fmt: skip
 
 
 def fix(case: Investigation) -> str:

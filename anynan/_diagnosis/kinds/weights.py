@@ -154,16 +154,11 @@ def _event(
     reading, updates = case.reading, case.updates
     updated = case.clean is not None and _is_written(chosen) and len(updates) == 1
     return case.event(
-        s,
-        call=0,
-        step=updates[-1] if updated else reading.step,
+        s, call=0, step=updates[-1] if updated else reading.step,
         tensor=STATE if chosen.optimizer else chosen.name.rpartition(".")[2],
-        operation=operation(write),
-        cause=cause,
-        trail=case.trail(s.layer, reading.phase),
-        spread=Spread(case.later) if reading.phase == "parameter" else case.spread,
-        since=s.since,
-    )
+        operation=operation(write), cause=cause, trail=case.trail(s.layer, reading.phase),
+        spread=Spread(case.later) if reading.phase == "parameter" else case.spread, since=s.since,
+    )  # fmt: skip
 
 
 def behind(case: Investigation, told: Event) -> Event | None:
