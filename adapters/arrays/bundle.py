@@ -12,7 +12,6 @@ from anynan._base.summary import Summary
 from anynan._bundle.calls import Call, Line, UnwritableError, Words, refuse
 from anynan._bundle.collector import Operands
 from anynan._bundle.script import Dialect
-from anynan._bundle.tensors import Held
 
 SHOW = """
 def show(when, name, x):
@@ -76,10 +75,9 @@ def _ready(dtype: str) -> str | None:
 DIALECT = Dialect("numpy", _HEAD, Words(_dtype), _function, _ready)
 
 
-def host(x: Any) -> Held:
+def host(x: Any) -> np.ndarray[Any, Any]:
     """Bring an array of any library to the host."""
-    array = np.asarray(x) if isinstance(x, np.ndarray | np.generic) else to_host(x)
-    return Held.of(array.dtype.name, array)
+    return np.asarray(x) if isinstance(x, np.ndarray | np.generic) else to_host(x)
 
 
 def call_of(

@@ -15,8 +15,8 @@ from anynan._compare.captures import (
     Array,
     Capture,
     Choice,
-    Held,
     Operation,
+    RecordedChoices,
     Runner,
     RunRequest,
     Taken,
@@ -403,7 +403,7 @@ class _Traced:
 
     def _held(self, follow: Sequence[Choice]) -> dict[int, Array]:
         """Find what each discrete operation is held to; in every turn of a scan, or in none."""
-        likes, found = Held(follow), dict[int, dict[Turn, Array]]()
+        likes, found = RecordedChoices(follow), dict[int, dict[Turn, Array]]()
         for number, x, turn in self._turned():
             like = likes.next(x.name, x.shape)
             if like is not None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from anynan._bundle.calls import Call, UnwritableError, encoded
-from anynan._bundle.tensors import Held, keepable, nbytes
+from anynan._bundle.tensors import HostTensor, keepable, nbytes
 from anynan._diagnosis.lineage import OpRecord
 from anynan.errors import reason
 from anynan.events import Event, Operation
@@ -31,7 +31,7 @@ ROLES = ("operation", "layer", "call", "weights", "random")
 collecting: ContextVar["Collector | None"] = ContextVar("anynan_collecting", default=None)
 
 # Brings an array to the host: as NumPy's, or with the bits that NumPy has no dtype for.
-Host = Callable[[Any], Held | np.ndarray[Any, Any]]
+Host = Callable[[Any], HostTensor | np.ndarray[Any, Any]]
 
 
 @dataclass(slots=True)
@@ -81,7 +81,7 @@ class Collector:
         self.layer = event.layer if self.wanted is None else self.wanted.layer
         self.call: Call | None = None
         self.notes: list[str] = []
-        self._held: dict[tuple[str, str], Held] = {}
+        self._held: dict[tuple[str, str], HostTensor] = {}
         self._left_out: dict[tuple[str, str], dict[str, Any]] = {}
 
     def wants(self, record: OpRecord) -> bool:
@@ -159,14 +159,14 @@ class Collector:
             return self._leave_out(key, dtype, shape, f"larger than {_mib(self.limit)}")
         try:
             held = host(array)
-            if not isinstance(held, Held):
-                held = Held.of(held.dtype.name, held)
+            if not isinstance(held, HostTensor):
+                held = HostTensor.of(held.dtype.name, held)
             self._held.setdefault(key, held)
         except Exception as error:  # noqa: BLE001  the rest is kept all the same
             return self._leave_out(key, dtype, shape, reason(error))
         return True
 
-    def put(self, role: str, name: str, held: Held) -> None:
+    def put(self, role: str, name: str, held: HostTensor) -> None:
         """Take what is on the host already."""
         self._held.setdefault((role, name), held)
 
@@ -175,9 +175,9 @@ class Collector:
         self._left_out.setdefault(key, said)
         return False
 
-    def finish(self) -> tuple[dict[str, Held], list[dict[str, Any]]]:
+    def finish(self) -> tuple[dict[str, HostTensor], list[dict[str, Any]]]:
         """Give what is kept, the most telling first until the limit, and what is left out."""
-        kept: dict[str, Held] = {}
+        kept: dict[str, HostTensor] = {}
         room = self.limit
         for role in ROLES:
             for (own, name), held in self._held.items():

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from anynan._bundle.collector import Collector
-from anynan._bundle.tensors import Held
+from anynan._bundle.tensors import HostTensor
 
 
 def take(into: Collector, numpy: Any, python: Any) -> None:
@@ -34,4 +34,4 @@ def take(into: Collector, numpy: Any, python: Any) -> None:
 
 def _put(into: Collector, name: str, values: Any, dtype: Any) -> None:
     array = np.asarray(values, dtype)
-    into.put("random", name, Held.of(array.dtype.name, array))
+    into.put("random", name, HostTensor.of(array.dtype.name, array))

@@ -18,7 +18,7 @@ _SIZES = {"64": 8, "32": 4, "16": 2}
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HostTensor:
     """Hold a tensor's content.
 
     Attributes:
@@ -32,7 +32,7 @@ class Held:
     data: bytes
 
     @classmethod
-    def of(cls, dtype: str, array: np.ndarray[Any, Any]) -> "Held":
+    def of(cls, dtype: str, array: np.ndarray[Any, Any]) -> "HostTensor":
         """Take an array of this dtype, or of its bits."""
         return cls(dtype, array.shape, np.ascontiguousarray(array).tobytes())
 
@@ -63,7 +63,7 @@ def stored(dtype: str, shape: tuple[int, ...], *, bits: bool) -> tuple[str, tupl
     return (_BITS[itemsize(dtype)] if bits and strange else dtype), shape
 
 
-def write(path: str, held: Mapping[str, Held], *, bits: bool) -> None:
+def write(path: str, held: Mapping[str, HostTensor], *, bits: bool) -> None:
     """Write a tensor file, the widest elements first so that each lies at a multiple of its size.
 
     Args:

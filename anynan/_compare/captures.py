@@ -70,7 +70,7 @@ class Choice:
     drawn: bool = False
 
 
-class Held:
+class RecordedChoices:
     """Find to which choice of another run each discrete operation of a run is held.
 
     They are taken in order; what has no like is passed over.

@@ -13,8 +13,8 @@ from anynan._base.about import ADAPTERS
 from anynan._compare.captures import (
     Capture,
     Choice,
-    Held,
     Perturbation,
+    RecordedChoices,
     Runner,
     RunRequest,
     Taken,
@@ -542,7 +542,7 @@ def _no_backward(rows: Sequence[Row], *, seen: bool) -> str:
 
 def _partners(own: Sequence[Choice], theirs: Sequence[Choice]) -> tuple[dict[int, Choice], bool]:
     """Pair choices, by the identity of the first run's; tell whether the second drew others."""
-    held, partners, loose = Held(own), {}, False
+    held, partners, loose = RecordedChoices(own), {}, False
     for y in theirs:
         like = held.next(y.name, y.picked.shape)
         if like is not None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from anynan._base.sources import is_anynans, user_source
-from anynan._compare.captures import Array, Choice, Held, RunRequest, Taken, Way
+from anynan._compare.captures import Array, Choice, RecordedChoices, RunRequest, Taken, Way
 from anynan.events import Source
 
 
@@ -45,7 +45,7 @@ class LayerCapture:
         self.ended: list[LayerCall] = []
         self.taken: list[Taken] = []
         self.choices: list[Choice] = []
-        self._held = Held(wish.follow or ())
+        self._held = RecordedChoices(wish.follow or ())
 
     def enter(self, layer: str, kind: str, into: Sequence[Any]) -> None:
         """Begin a call of a layer."""

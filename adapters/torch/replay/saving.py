@@ -9,7 +9,7 @@ import torch
 from anynan._bundle.calls import Call, Gradient, Line, UnwritableError
 from anynan._bundle.collector import Collector, Operands
 from anynan._bundle.generators import take as take_generators
-from anynan._bundle.tensors import Held
+from anynan._bundle.tensors import HostTensor
 from anynan._diagnosis.lineage import OpRecord
 from anynan.torch.call.models import Models
 from anynan.torch.call.rootcall import RootCall
@@ -86,7 +86,7 @@ class Catcher:
         self._forward.clear()
 
 
-def host(x: torch.Tensor) -> Held:
+def host(x: torch.Tensor) -> HostTensor:
     """Bring a tensor to the host, bit by bit."""
     x = local(x).detach()
     if x.layout is not torch.strided:
@@ -94,7 +94,7 @@ def host(x: torch.Tensor) -> Held:
         raise TypeError(msg)
     x = x.resolve_conj().resolve_neg().cpu().contiguous()
     name = str(x.dtype).removeprefix("torch.")
-    return Held(name, tuple(x.shape), x.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return HostTensor(name, tuple(x.shape), x.reshape(-1).view(torch.uint8).numpy().tobytes())
 
 
 def _called(ran: "Ran", args: list[Any], kwargs: dict[str, Any], operands: Operands) -> Call:
