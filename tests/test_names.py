@@ -7,6 +7,10 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 RETIRED = {
+    "EndsTape": "StepTape",
+    "LazyTape": "DeferredTape",
+    "Light": "FastPath",
+    "MendedTape": "a tape with repairs around its operations",
     "Arrival": "BadInput",
     "Case": "Investigation",
     "Nudge": "Perturbation",

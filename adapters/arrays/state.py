@@ -12,7 +12,7 @@ from anynan._arrays.probe import is_clean as is_finite
 from anynan._arrays.probe import probe
 from anynan._reach import is_own
 from anynan._readings.policy import reading_kind
-from anynan.arrays.trackable import is_array, unwrap
+from anynan.arrays.trackable import is_array, silent, unwrap
 from anynan.arrays.tracked import is_tracked
 
 # Items of a container in an attribute; one that holds more is data, and is not walked every call.
@@ -95,13 +95,9 @@ class State:
                 elif type(item) is not dict and set(map(type, item)) == _PLAIN:
                     yield from ((f"{path}[{i}]", value, x) for i, x in enumerate(item))
                 else:
-                    for inner, x in leaves(item, path, _silent):
+                    for inner, x in leaves(item, path, silent):
                         if is_tracked(x) or is_array(x):
                             yield inner, value, x
-
-
-def _silent(_: str) -> None:
-    """Say nothing: what an object holds for itself is its own affair."""
 
 
 def is_clean(x: Any) -> bool:

@@ -37,7 +37,7 @@ from anynan.arrays.modules import taking_stand_ins
 from anynan.arrays.reachable import SMALL, mark
 from anynan.arrays.state import State
 from anynan.arrays.tape import now
-from anynan.arrays.trackable import change, is_array
+from anynan.arrays.trackable import change, is_array, silent
 from anynan.arrays.tracked import TrackedArray
 from anynan.events import Event, Phase
 
@@ -148,7 +148,7 @@ class CallSnapshot(Call):
         yield from ((label, x) for label, x in self.arrays if self._is_written(x))
         for name, value in self.given:
             if not is_array(value):
-                for label, x in leaves(value, name, _silent):
+                for label, x in leaves(value, name, silent):
                     if is_array(x) and id(x) not in known:
                         yield label, x
 
@@ -562,10 +562,6 @@ def _host(x: Any) -> Any:
         return on_host(x)
     except Exception:  # noqa: BLE001  it is read where it is used
         return None
-
-
-def _silent(_: str) -> None:
-    """Say nothing: it is said where they are read."""
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -25,7 +25,7 @@ from anynan.arrays.errorlog import ErrorLog
 from anynan.arrays.messages import PLAIN_ARRAY
 from anynan.arrays.names import UNWRITTEN, canonical
 from anynan.arrays.namespaces import Namespace, namespace_of
-from anynan.arrays.trackable import change, copied, is_array
+from anynan.arrays.trackable import change, copied, is_array, silent
 from anynan.arrays.tracked import CLEAN, UNKNOWN, Cell, TrackedArray, is_tracked, is_view, strip
 from anynan.errors import AnomalyError, reason
 from anynan.events import Event, Kind, Phase
@@ -465,11 +465,7 @@ class Tape:
 
 def given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, int]]:
     """List which objects arguments are made of."""
-    return [(path, id(x)) for path, x in leaves((args, kwargs), "", _silent)]
-
-
-def _silent(_: str) -> None:
-    """Say nothing: it is said where they are read."""
+    return [(path, id(x)) for path, x in leaves((args, kwargs), "", silent)]
 
 
 def _inside(layer: str | None, path: str) -> bool:
