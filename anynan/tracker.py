@@ -88,7 +88,7 @@ class Tracker(Handle):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the tracked function (one step) or module."""
         tracked = self._tracked
-        adapter = tracked.judge.adapter
+        adapter = tracked.judge.subject.watched_by  # no call of ours: each step pays for it
         fn: Any = tracked.fn if self._fn is None else self._fn
         if adapter is None or tracked.paused:
             return fn(*args, **kwargs)

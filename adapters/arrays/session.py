@@ -163,7 +163,7 @@ class ArraySession(Calls):
             reached = self.reached(fn)
         if reached.is_due():
             reached.look()
-        if self.tracker.judge.level != "step":
+        if self.tracker.judge.escalator.level != "step":
             return self.in_full(fn, args, kwargs)
         if reached.is_empty and type(fn) is not MethodType:
             return self.step_level.call(fn, args, kwargs)

@@ -15,7 +15,7 @@ class OpenSteps:
     def __init__(self, monitor: Monitor) -> None:
         self._monitor = monitor
         self._local = threading.local()
-        self._since = producers.count()
+        self._since = producers.upcoming[0]
 
     def rows(self) -> Step:
         """Return this thread's open step; open it if there is none."""
@@ -41,7 +41,7 @@ class OpenSteps:
         if step is not None:
             self._local.step = None
             self._local.next = step.number + 1
-            self._local.since = producers.count()
+            self._local.since = producers.upcoming[0]
             if evaluation:
                 self._local.evaluated = self.evaluated + 1
         return step
@@ -56,7 +56,7 @@ class OpenSteps:
         if local.get("step") is not None:
             return False
         number: int = local.get("next", 0)
-        local["next"], local["since"] = number + 1, producers.count()
+        local["next"], local["since"] = number + 1, producers.upcoming[0]
         self._monitor.history.add(Cleared(number, sites, squares))
         return True
 

@@ -47,9 +47,8 @@ class _Made:
 _made: deque[_Made] = deque(maxlen=MANY)
 
 
-def count() -> int:
-    """Give the number of what is remembered next, by which a step tells what came after it."""
-    return _made[-1].number + 1 if _made else 0
+# The number of what is remembered next, by which a step tells what came after it.
+upcoming = [0]
 
 
 def note(subject: Subject, name: str, step: int, memory: Memory | None, *, own: bool) -> None:
@@ -63,7 +62,8 @@ def note(subject: Subject, name: str, step: int, memory: Memory | None, *, own: 
         own: False if bad data had come in, which may be what it is.
     """
     thread = threading.get_ident()
-    _made.append(_Made(weakref.ref(subject), name, step, memory, own, thread, count()))
+    _made.append(_Made(weakref.ref(subject), name, step, memory, own, thread, upcoming[0]))
+    upcoming[0] += 1
 
 
 def producer(subject: Subject, value: Any, since: float) -> Producer | None:
