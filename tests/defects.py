@@ -220,7 +220,7 @@ DEFECTS: tuple[Defect, ...] = (
         "adapters/jax/read/probes.py", "2.0**-48, 2.0**-944", "1.0, 1.0",
         "jax_adapter/test_reading.py"),
     Defect("an object's new state is not given back after a step",
-        "adapters/jax/session/session.py", "            objects.update(states)\n",
+        "adapters/jax/session/session.py", "            form.objects.update(states)\n",
         "            pass\n", "jax_adapter/test_state.py"),
     Defect("what is allowed drops an update",
         "adapters/jax/session/verdicts.py", "and not excused and", "and",
