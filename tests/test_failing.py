@@ -8,7 +8,7 @@ import pytest
 import anynan
 from anynan._diagnosis import causes
 from anynan._reports import report as reporting
-from anynan._steps import judge as judging
+from anynan._steps import operations
 from anynan.arrays import live
 from tests import fake_adapter as toy
 
@@ -101,7 +101,7 @@ def test_a_report_that_fails_still_raises_what_was_found(
 
 
 def test_operations_that_cannot_be_judged_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judging, "trace", broken)
+    monkeypatch.setattr(operations, "trace", broken)
     with pytest.warns(anynan.AnynanWarning, match="of step 0 could not be judged: RuntimeError"):
         anynan.track(lambda x: x + 1.0, level="operation")(np.zeros(2))
 
