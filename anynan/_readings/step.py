@@ -291,6 +291,10 @@ class Step:
         """Keep the loss scale of the step."""
         self.scale = scale
 
+    def belongs_before(self) -> None:
+        """Count what is read as of the step before it, where there is one."""
+        self.number = max(self.number - 1, 0)
+
     def update_goes_on(self, *, made: bool) -> None:
         """Note whether a loss scaler makes the update all the same."""
         self.applied = made

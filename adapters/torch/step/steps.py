@@ -329,8 +329,8 @@ class Steps:
                 return
             self.take(state)
             if state.rows is not None:
-                if not self.tracker.of_model:  # an update behind the last call: it is that one's
-                    state.rows.number = max(state.rows.number - 1, 0)
+                if not self.tracker.of_model:
+                    state.rows.belongs_before()  # an update behind the last call
                 self.close(state)
         self.read()
 
