@@ -31,6 +31,14 @@ RETIRED = {
     "Unread": "PendingSteps",
     "Verdicts": "ThresholdTable",
     "Whole": "CompositeCall",
+    "Actor": "Actions",
+    "Doubt": "DeferredInput",
+    "Maker": "Producer",
+    "Rise": "Escalation",
+    "Rows": "Step",
+    "is_spoilt": "is_corrupted",
+    "not_meant": "not_intended",
+    "went_through": "applied_bad_update",
 }
 FILES = [path for room in ("anynan", "adapters") for path in sorted((ROOT / room).rglob("*.py"))]
 
