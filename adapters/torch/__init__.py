@@ -12,8 +12,8 @@ if not hasattr(_torch, "Tensor"):
     raise ImportError(msg)
 
 from anynan._arrays import registry as _registry
+from anynan.torch.firstbad import BadBatch, first_bad_batch
 from anynan.torch.read.probes import Reader as _Reader
-from anynan.torch.search.firstbad import BadBatch, first_bad_batch
 from anynan.torch.tracking import track
 from anynan.tracker import old_untrack as untrack  # noqa: F401  until 0.2
 

@@ -2,16 +2,21 @@
 
 import dis
 import functools
+import random
 import types
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 
 from anynan._arrays.arguments import positional
 from anynan._arrays.containers import stored
 from anynan._steps.tracked import Handle, inside
-from anynan.torch.call.snapshot import GENERATORS
+
+# Python objects whose attributes are their whole state.
+OPEN = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
+GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial, Handle)
 

@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader
 
 from anynan._reach import Holder, Kept, Kinds, Reach, is_own, weak
 from anynan._steps.tracked import Handle
+from anynan.torch.call.discovery import GENERATORS, OPEN
 from anynan.torch.call.models import Models
-from anynan.torch.call.snapshot import GENERATORS, OPEN
 from anynan.torch.private import LoaderIterator, buffers_of, is_compiled_function, version
 from anynan.torch.read.probes import nonfinite
 

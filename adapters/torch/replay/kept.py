@@ -8,12 +8,11 @@ import torch
 
 from anynan._base.threads import busy_threads
 from anynan._reach.kept import container_state, generator_state
-from anynan.torch.call.discovery import find_state, find_weights
+from anynan.torch.call.discovery import GENERATORS, find_state, find_weights
 from anynan.torch.call.models import Models
 from anynan.torch.call.randomstate import RandomState
 from anynan.torch.call.reached import Reached
 from anynan.torch.call.rootcall import RootCall
-from anynan.torch.call.snapshot import GENERATORS
 from anynan.torch.call.state import State
 from anynan.torch.private import (
     buffers_of,

@@ -1,0 +1,554 @@
+"""Find the first batch that a training step goes bad on, and leave no trace of the search."""
+
+import copy
+import functools
+import gc
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Any, NamedTuple, Unpack
+
+import numpy as np
+import torch
+
+from anynan._arrays.containers import leaves
+from anynan._base.context import replay_context
+from anynan._diagnosis.messages import NOT_PUT_BACK
+from anynan._reach.kept import container_state, generator_state
+from anynan._readings.policy import reading_kind
+from anynan._reports.report import render
+from anynan._steps.tracked import Handle, Tracked, inside
+from anynan.errors import AnomalyError, AnynanWarning
+from anynan.events import Event
+from anynan.options import ADVANCED, EVERYDAY, Options, TrackOptions, environment, flat
+from anynan.torch.call.discovery import (
+    GENERATORS,
+    OPEN,
+    find_iterators,
+    find_modules,
+    find_state,
+    find_weights,
+)  # fmt: skip
+from anynan.torch.call.randomstate import RandomState
+from anynan.torch.private import set_version, storage_of, version
+from anynan.torch.read.probes import all_ends, measure, plain
+from anynan.torch.session.function import FunctionSession
+from anynan.torch.tracking import KNOWN, start
+from anynan.torch.update.updates import watching
+
+BEHIND = (
+    "found by looking at the state after the step: the tracker saw nothing bad, so it was made "
+    "where it does not watch"
+)
+GUESS = (
+    "it did not happen again when the batches ran a second time from the last good state: the "
+    "batch is a guess"
+)
+
+
+@dataclass(frozen=True, eq=False)
+class BadBatch:
+    """Hold what ``first_bad_batch`` found; its text is the report.
+
+    Attributes:
+        index: Position of the batch in ``batches``, from 0.
+        event: What went bad; phase ``input`` where the batch itself holds bad values.
+        batch: The batch, as ``batches`` gave it.
+    """
+
+    index: int
+    event: Event
+    batch: Any = field(repr=False)
+
+    def __str__(self) -> str:
+        return f"batch {self.index} is the first bad one\n\n{render(self.event)}"
+
+
+def first_bad_batch(
+    step: Callable[[Any], Any],
+    batches: Iterable[Any],
+    *,
+    every: int = 1,
+    state: Iterable[Any] | None = None,
+    **options: Unpack[TrackOptions],
+) -> BadBatch | None:
+    """Train on batches until one makes something bad, then put everything back.
+
+    Each batch is one call of ``step``, watched as by ``track`` with ``parameters=True``. With
+    ``every=n`` the steps run unwatched, and only after n of them the weights, gradients, buffers,
+    optimizer states and returned losses are looked at. When something is bad there, the state of n
+    batches ago is put back, and those batches are run once more, watched and with a look after
+    each. This is for steps that watching slows down, or that it cannot see into. Let the step
+    return its loss: what leaves no trace in the state or the loss goes unseen between two looks.
+
+    Afterwards models (weights, gradients, buffers, attributes, training flags), optimizers,
+    schedulers, loss scalers and random states are as they were found, in the same objects. They
+    are searched for in the function's closure, globals, defaults and bound object, and among the
+    living optimizers and schedulers of those models. That takes the memory of one copy of all
+    this, of two copies and n batches with ``every=n``. Iterators, files, counters and lists of
+    the program's own are not put back; ``anynan.replaying()`` is True meanwhile, so that code can
+    stand back.
+
+    Args:
+        step: A function of one batch that trains on it, or a tracker of one.
+        batches: Any iterable; it is walked once, and no further than to the bad batch.
+        every: How many steps to run between two looks.
+        state: More objects to put back, with ``state_dict`` and ``load_state_dict``.
+        **options: Options of ``track``, such as ``policy``, ``layers`` and ``exclude``.
+
+    Returns:
+        The first bad batch with its index and event, None if no batch is bad.
+
+    Raises:
+        TypeError: If step or batches cannot be used, or an option is unknown.
+        ValueError: If no state can be found, or every is no positive number.
+        NonFiniteError: If a weight is bad before the first batch.
+
+    Example:
+        >>> import torch, anynan
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> def step(batch):
+        ...     optimizer.zero_grad()
+        ...     loss = model(batch).log().sum()
+        ...     loss.backward()
+        ...     optimizer.step()
+        ...     return loss
+        >>> _ = torch.nn.init.ones_(model.weight), torch.nn.init.zeros_(model.bias)
+        >>> bad = anynan.torch.first_bad_batch(step, [torch.ones(3, 2), -torch.ones(3, 2)])
+        >>> bad.index, bad.event.operation.name
+        (1, 'log')
+    """
+    chosen = _check(step, batches, every, options)
+    with ExitStack() as stack:
+        _pause_trackers(step, stack)
+        fn = inside(step).fn if isinstance(step, Handle) else step
+        given = None if state is None else list(state)
+        objects = _objects(fn, batches, given)
+        search = _Search(fn, chosen, objects, given or [])
+        found = _Snapshot(objects)
+        stack.enter_context(replay_context())
+        try:
+            if every == 1:
+                return search.watched(enumerate(batches), unread=("optimizer",))
+            return search.by_windows(batches, every)
+        finally:
+            found.restore()
+            lost = list(dict.fromkeys(found.lost))
+            lost += [f"the iterator {name}" for name in find_iterators(fn)]
+            if lost:
+                text = NOT_PUT_BACK(who="first_bad_batch", what=", ".join(lost))
+                warnings.warn(f"anynan: {text}", AnynanWarning, stacklevel=2)
+
+
+def _check(step: Any, batches: Any, every: Any, options: Mapping[str, Any]) -> Options:
+    if isinstance(step, torch.nn.Module | type) or not callable(step):
+        seen = step.__name__ if isinstance(step, type) else type(step).__name__
+        msg = (
+            f"first_bad_batch() takes a function that trains on one batch, not {seen}: "
+            "write for example lambda batch: model(batch).sum().backward()"
+        )
+        raise TypeError(msg)
+    if isinstance(step, Handle) and isinstance(inside(step).fn, torch.nn.Module | None):
+        msg = "this tracker watches a model: give the function that trains on one batch"
+        raise TypeError(msg)
+    walkable = hasattr(batches, "__iter__") or hasattr(batches, "__getitem__")
+    if isinstance(batches, Mapping | str | bytes) or not walkable:
+        msg = f"batches is an iterable of batches, not {type(batches).__name__}"
+        raise TypeError(msg)
+    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+        msg = f"every={every!r}: give how many steps to run between two looks, 1 or more"
+        raise ValueError(msg)
+    given = flat(options)
+    for name in ("action", "patience", "read", "parameters"):
+        if name in given:
+            msg = f"first_bad_batch() sets {name}= by itself"
+            raise TypeError(msg)
+    if environment() == "off":
+        msg = "ANYNAN=off turns watching off: unset it to look for the first bad batch"
+        raise ValueError(msg)
+    for name in given.keys() - {*EVERYDAY, *ADVANCED}:
+        known = ", ".join(("every", "state", *EVERYDAY))
+        msg = f"first_bad_batch() has no option {name!r}; the options are {known}"
+        raise TypeError(msg)
+    chosen = Options.checked(options, KNOWN, "PyTorch")
+    if isinstance(step, Handle) and not options:
+        chosen = inside(step).judge.options
+    return replace(chosen, action="raise", patience=0, parameters=True, read="auto")
+
+
+# The search.
+
+
+# A batch with its index, and the random states and its own versions before it ran.
+_Ran = tuple[int, Any, RandomState, list[int]]
+
+
+@dataclass
+class _Search:
+    """Run a step over batches, watched or not."""
+
+    fn: Callable[[Any], Any]
+    options: Options
+    objects: list[Any]
+    given: list[Any]
+
+    def __post_init__(self) -> None:
+        self.scaled = any(
+            isinstance(item, torch.amp.GradScaler) and item.is_enabled() for item in self.objects
+        )
+        # State that is bad before anything ran may be so by design.
+        self.meant = {
+            part[:3]: reading_kind(low, high) for part, low, high in _read(_parts(self.objects))
+        }
+
+    def watched(
+        self, batches: Iterable[tuple[int, Any]], unread: tuple[str, ...]
+    ) -> BadBatch | None:
+        """Run steps under a tracker, and look after each at the phases that it may not read."""
+        tracker = start(self.fn, self.options)
+        inner = inside(tracker).judge
+        models = [item for item in self.given if isinstance(item, torch.nn.Module)]
+        try:
+            if models and isinstance(inner.adapter, FunctionSession):
+                # What was given as state may be out of the function's sight.
+                inner.adapter.give(models)
+            for index, batch in batches:
+                known, error, loss = len(tracker.events), None, None
+                try:
+                    loss = tracker(batch)
+                except Exception as stop:  # noqa: BLE001  the user's own check, perhaps
+                    error = stop
+                new = [event for event in tracker.events[known:] if event.severity == "bad"]
+                if not new and isinstance(error, AnomalyError):
+                    new = [error.event]
+                if error is not None and not new:
+                    error.add_note(f"in batch {index} of first_bad_batch")
+                    raise error
+                event = _at(new[0], index) if new else self.look([loss], index, unread)
+                if event is not None:
+                    notes = event.notes if new else (*event.notes, BEHIND)
+                    return BadBatch(index, replace(event, notes=notes), batch)
+            return None
+        finally:
+            with inner.softly():
+                tracker.remove()
+
+    def by_windows(self, batches: Iterable[Any], every: int) -> BadBatch | None:
+        """Run unwatched and look after every few steps; run those again that end badly."""
+        self.watched((), ())  # weights that are bad already stop the search here
+        numbered = iter(enumerate(batches))
+        while True:
+            good, failed = _Snapshot(self.objects), None
+            ran: list[_Ran] = []
+            losses: list[Any] = []
+            for index, batch in islice(numbered, every):
+                ran.append((index, batch, RandomState.now(), _versions(batch)))
+                try:
+                    losses.append(self.fn(batch))
+                except Exception as error:  # noqa: BLE001  the user's own check, perhaps
+                    failed = error
+                    break
+            if not ran:
+                return None
+            seen = self.look(losses, ran[-1][0], _PHASES)
+            if seen is not None or failed is not None:
+                good.restore()
+                return self.again(ran, seen, failed)
+            del good  # before the next copy is made
+
+    def again(self, ran: list[_Ran], seen: Event | None, failed: Exception | None) -> BadBatch:
+        """Run batches again, watched, from the state that they began with."""
+        changed = ", ".join(str(i) for i, batch, _, before in ran if _versions(batch) != before)
+
+        def batches() -> Iterator[tuple[int, Any]]:
+            for index, batch, random, _ in ran:
+                random.restore()
+                yield index, batch
+
+        found = self.watched(batches(), _PHASES)
+        if found is None:
+            index, batch = ran[-1][:2]
+            if failed is not None or seen is None:
+                assert failed is not None  # or there was nothing to look for
+                failed.add_note(f"in batch {index} of first_bad_batch")
+                raise failed
+            found = BadBatch(index, replace(seen, notes=(*seen.notes, GUESS)), batch)
+        if changed:
+            note = (
+                f"the step writes into its batch (batch {changed}), so what was run again started "
+                "from other values"
+            )
+            event = replace(found.event, notes=(*found.event.notes, note))
+            found = replace(found, event=event)
+        return found
+
+    def look(self, losses: list[Any], index: int, phases: tuple[str, ...]) -> Event | None:
+        """Look at the state and the losses; describe the first that is bad."""
+        for part, low, high in _read(p for p in _parts(self.objects, losses) if p.phase in phases):
+            kind = reading_kind(low, high)
+            if kind is None or (self.scaled and part.phase == "backward"):
+                continue  # a loss scaler makes infinite gradients on purpose
+            if (part.buffer or part.phase == "optimizer") and self.meant.get(part[:3]) == kind:
+                continue
+            layer = None if part.weight is None else part.weight.rpartition(".")[0]
+            # A buffer of -Inf is a mask.
+            phase: Any = "forward" if part.buffer else part.phase
+            judged = self.options.policy.judge(phase, low, high, layer=layer)
+            if judged is not None and judged[1] == "bad":
+                kept = f"{part.tensor}, which the optimizer keeps for this weight"
+                note = f"what is bad is {kept}: the weight follows at its next update"
+                return Event(
+                    backend="torch", layer=layer, phase=part.phase, kind=judged[0], severity="bad",
+                    step=index, tensor=part.tensor, parameter=part.weight,
+                    summary=measure(part.value), notes=(note,) * (part.phase == "optimizer"),
+                )  # fmt: skip
+        return None
+
+
+def _at(event: Event, index: int) -> Event:
+    """Count an event's steps as batches."""
+    shift = index - event.step
+    since = None if event.since is None else (event.since[0] + shift, event.since[1] + shift)
+    return replace(event, step=index, since=since)
+
+
+def _versions(batch: Any) -> list[int]:
+    """Count the writes to the tensors of a batch."""
+    return [
+        version(x)
+        for _, x in leaves(batch, "batch")
+        if isinstance(x, torch.Tensor) and not x.is_inference()
+    ]
+
+
+# What a step may make bad.
+
+_PHASES = ("loss", "parameter", "backward", "optimizer")
+
+
+class _Part(NamedTuple):
+    """Point at one tensor of a state: its phase, its words, and the weight it belongs to."""
+
+    phase: Any
+    tensor: str
+    weight: str | None
+    value: torch.Tensor
+    buffer: bool = False
+
+
+def _parts(objects: Iterable[Any], losses: Iterable[Any] = ()) -> Iterator[_Part]:
+    """Walk losses, weights, gradients, buffers and optimizer states."""
+    for loss in losses:
+        for name, x in leaves(loss, "loss"):
+            if isinstance(x, float):
+                value = torch.tensor(x, dtype=torch.float64, device="cpu")
+                yield _Part("loss", name, None, value)
+            elif isinstance(x, torch.Tensor) and x.numel() == 1:
+                yield _Part("loss", name, None, x)
+    names: dict[int, str] = {}
+    for model in objects:
+        if isinstance(model, torch.nn.Module):
+            for name, p in model.named_parameters():
+                names.setdefault(id(p), name)
+                word = name.rpartition(".")[2]
+                yield _Part("parameter", word, name, p)
+                if p.grad is not None:
+                    yield _Part("backward", f"grad of {word}", name, p.grad)
+            for name, buffer in model.named_buffers():
+                yield _Part("parameter", name.rpartition(".")[2], name, buffer, buffer=True)
+    for optimizer in objects:
+        if isinstance(optimizer, torch.optim.Optimizer):
+            for weight, held in optimizer.state.items():
+                for name, x in leaves(held, "state"):
+                    if isinstance(x, torch.Tensor):
+                        yield _Part("optimizer", name, names.get(id(weight)), x)
+
+
+def _read(found: Iterable[_Part]) -> list[tuple[_Part, float, float]]:
+    """Give both ends of every tensor that can hold something bad; one read for each device."""
+    kept = [(part, x) for part in found if (x := plain(part.value)) is not None]
+    read = all_ends([x for _, x in kept])
+    return [(part, *both) for (part, _), both in zip(kept, read, strict=True)]
+
+
+# What a step changes, and who watches it.
+
+
+def _pause_trackers(step: Any, stack: ExitStack) -> None:
+    """Pause every tracker of the step and of its models: the search has its own."""
+
+    def pause(trackers: Iterable[Tracked]) -> bool:
+        new = {id(tracker): tracker for tracker in trackers if not tracker.paused}
+        for tracker in new.values():
+            tracker.pause()
+            stack.callback(tracker.resume)
+        return bool(new)
+
+    if isinstance(step, Handle):
+        pause([inside(step)])
+    # What a tracker calls is in sight once it is paused.
+    while pause(inside(item) for item in find_state(step).values() if isinstance(item, Handle)):
+        pass
+    mine = {id(module) for model in _models(step) for module in model.modules()}
+    pause(
+        each.tracker
+        for each in watching()
+        if any(id(model) in mine for _, model in each.models.living())
+    )
+
+
+def _models(fn: Any) -> list[torch.nn.Module]:
+    """List the modules that a function can reach."""
+    found = [*find_modules(fn).values(), *find_state(fn).values()]
+    return [item for item in found if isinstance(item, torch.nn.Module)]
+
+
+def _is_stateful(item: Any) -> bool:
+    return hasattr(item, "state_dict") and hasattr(item, "load_state_dict")
+
+
+def _objects(fn: Any, batches: Any, state: list[Any] | None) -> list[Any]:
+    """List everything whose state a run may change."""
+    for item in state or ():
+        if not _is_stateful(item):
+            msg = f"state= takes objects with state_dict and load_state_dict, not {item!r}"
+            raise TypeError(msg)
+    objects = [*_models(fn), *find_state(fn).values(), *(state or ()), *find_weights(fn).values()]
+    objects = [item for item in objects if not isinstance(item, Handle)]
+    if not objects and state is None:
+        msg = (
+            "no model or optimizer was found in the step's closure, globals or bound object, so "
+            "nothing could be put back: give them as state=[model, optimizer], or state=[] if "
+            "the step keeps no state"
+        )
+        raise ValueError(msg)
+    trained = {id(p) for m in objects if isinstance(m, torch.nn.Module) for p in m.parameters()}
+    known = {id(item) for item in objects}
+    living = [item for item in gc.get_objects() if issubclass(type(item), OPEN)]
+    for item in living:
+        if isinstance(item, torch.optim.Optimizer) and (
+            id(item) in known
+            or any(id(p) in trained for group in item.param_groups for p in group["params"])
+        ):
+            known.add(id(item))
+            objects.append(item)
+    objects += [
+        item
+        for item in living
+        if isinstance(item, torch.amp.GradScaler) or id(getattr(item, "optimizer", None)) in known
+    ]
+    # The generators that a data loader, maybe in a progress bar, draws from.
+    loader = getattr(batches, "iterable", batches)
+    holders = [loader]
+    for name in ("sampler", "batch_sampler"):
+        inner = getattr(loader, name, None)
+        holders += [inner, getattr(inner, "sampler", None)]
+    drawn = [getattr(holder, "generator", None) for holder in holders]
+    return objects + [item for item in drawn if isinstance(item, torch.Generator)]
+
+
+class _Snapshot:
+    """Copy the state of modules, optimizers, schedulers, scalers and generators.
+
+    Everything goes back into the objects it came from: a weight stays the same tensor, an
+    optimizer state that did not exist is gone again. What else has ``state_dict`` and
+    ``load_state_dict`` is put back through them. It takes as much memory as what it copies. A
+    second run copies no weights, as it moves none.
+
+    Attributes:
+        lost: What could not be copied or put back, with the error.
+    """
+
+    def __init__(self, objects: Iterable[Any]) -> None:
+        self.lost: list[str] = []
+        self._restores: list[Callable[[], object]] = []
+        self._storages: set[int] = set()
+        self._grad, self._random = torch.is_grad_enabled(), RandomState.now()
+        seen: dict[int, Any] = {}
+        todo = list(objects)
+        with torch.no_grad():
+            for item in todo:
+                if id(item) not in seen:
+                    seen[id(item)] = item
+                    todo.extend(self._keep(item))
+
+    def restore(self) -> None:
+        """Put everything back; may be called again."""
+        with torch.no_grad():
+            for restore in self._restores:
+                restore()
+        self._random.restore()
+        torch.set_grad_enabled(self._grad)
+
+    def _keep(self, item: Any) -> Iterable[Any]:
+        """Keep an object's own state, and list what it holds."""
+        if isinstance(item, torch.Tensor):
+            return self._tensor(item)
+        if isinstance(item, GENERATORS):
+            self._restores.append(generator_state(item))
+        elif isinstance(item, np.ndarray):
+            self._restores.append(functools.partial(item.__setitem__, ..., item.copy()))
+        elif isinstance(item, tuple):
+            return item
+        elif isinstance(item, (torch.nn.Module, *OPEN)):
+            hooks = ("_hooks", "_hooks_with_kwargs", "_hooks_always_called")
+            self._container(vars(item))
+            return [value for name, value in vars(item).items() if not name.endswith(hooks)]
+        elif isinstance(item, dict | list | set | deque):
+            self._container(item)
+            return list(item.values() if isinstance(item, dict) else item)
+        elif not isinstance(item, type) and _is_stateful(item):
+            self._through_dict(item)
+        return ()
+
+    def _container(self, item: Any) -> None:
+        restore = container_state(item)
+        if restore is not None:
+            self._restores.append(restore)
+
+    def _tensor(self, x: torch.Tensor) -> Iterable[Any]:
+        inner = x.to_local() if hasattr(x, "to_local") else x
+        if inner.layout is not torch.strided or inner.is_meta:
+            whole = x.detach().clone()
+            self._restores.append(functools.partial(x.data.copy_, whole))
+        else:
+            storage = inner.untyped_storage()
+            number = storage_of(storage)
+            if number not in self._storages:
+                self._storages.add(number)
+                self._restores.append(functools.partial(storage.copy_, storage.clone()))
+        data, requires, count = x.data, x.requires_grad, version(x)
+        grad = x.grad if x.is_leaf else None
+
+        def restore() -> None:
+            if x.data.data_ptr() != data.data_ptr() or x.shape != data.shape:
+                x.data = data
+            if x.requires_grad is not requires and x.is_leaf:
+                x.requires_grad = requires
+            if x.is_leaf:
+                x.grad = grad
+            if count >= 0:
+                set_version(x, count)
+
+        self._restores.append(restore)
+        return () if grad is None else (grad,)
+
+    def _through_dict(self, item: Any) -> None:
+        lost = self.lost  # not self: the copies go as soon as nobody holds them
+
+        def guarded(call: Callable[[], Any]) -> Any:
+            try:
+                return call()
+            except Exception as error:  # noqa: BLE001  it is the user's own
+                lost.append(f"{type(item).__name__} ({type(error).__name__}: {error})")
+
+        state = guarded(lambda: copy.deepcopy(item.state_dict()))
+        if state is not None:
+            # First: it may load into what is put back by itself.
+            self._restores.insert(
+                0, lambda: guarded(lambda: item.load_state_dict(copy.deepcopy(state)))
+            )

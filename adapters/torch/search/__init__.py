@@ -1,1 +1,0 @@
-"""Find the first batch that a step goes bad on."""
