@@ -168,7 +168,7 @@ def test_iterators_in_what_cannot_be_written_to() -> None:
     with reach.lending((), {}):
         assert step() == [0, 0, 0]
         reach.put_back(kept)
-        with pytest.raises(ReplayError, match=r"`pair\[0\]`.*as in a tuple"), reach.again():
+        with pytest.raises(ReplayError, match=r"`pair\[0\]`.*a tuple, say"), reach.again():
             step()
     assert step() == [1, 1, 1]
     assert type(frozen["items"]) is type(iter(range(0)))

@@ -142,7 +142,7 @@ def test_the_norm_that_overflowed_first_is_named_beside_the_one_that_did_harm() 
         model.embed.weight.fill_(6e37)
     event = failure(model, lambda: model(torch.ones(2, 4)).sum().backward())
     assert named(event)[::2] == ("n2", "pow")
-    assert any("before in `n1`" in note and "mend both" in note for note in event.notes)
+    assert any("earlier in `n1`" in note and "fix both" in note for note in event.notes)
 
 
 class Policy(nn.Module):

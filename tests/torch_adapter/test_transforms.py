@@ -109,7 +109,7 @@ def test_a_traced_graph_has_no_check(make: Callable[[nn.Module], Any], read: Any
         assert not tracker.notes
     else:
         (note,) = tracker.notes
-        assert f"inside {word} is not watched" in note
+        assert f"not watched inside {word}" in note
         assert len(said) == 1
         assert note in " ".join(tracker.report().split())
     watches(model, tracker)
