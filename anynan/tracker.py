@@ -86,10 +86,17 @@ class Tracker(Handle):
     # Called in the function's place.
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the tracked function (one step) or module."""
+        """Call the tracked function (one step) or module.
+
+        Raises:
+            RuntimeError: If it was a model that is gone: a tracker keeps none alive.
+        """
         tracked = self._tracked
         adapter = tracked.judge.subject.watched_by  # no call of ours: each step pays for it
         fn: Any = tracked.fn if self._fn is None else self._fn
+        if fn is None:
+            msg = f"the {tracked.name} that this tracker watched is gone: keep a reference to it"
+            raise RuntimeError(msg)
         if adapter is None or tracked.paused:
             return fn(*args, **kwargs)
         try:

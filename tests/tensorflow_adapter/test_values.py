@@ -5,7 +5,6 @@ import pytest
 import tensorflow as tf
 
 import anynan
-from anynan._steps.tracked import inside
 from tests.keras_adapter import models
 
 pytestmark = pytest.mark.tier(2)
@@ -28,8 +27,8 @@ def test_ragged_strings_integers_and_empty_batches():
         def __call__(self, x):
             return tf.math.log(x)
 
-    with anynan.tensorflow.track(Rag()) as tracker:
-        module = inside(tracker).fn
+    module = Rag()
+    with anynan.tensorflow.track(module):
         module(tf.ragged.constant([[1.0], [2.0, 3.0]]))
         with pytest.raises(anynan.NonFiniteError):
             module(tf.ragged.constant([[1.0], [-2.0, 3.0]]))
@@ -43,8 +42,8 @@ def test_the_values_of_a_sparse_tensor_are_looked_at():
     def sparse(value):
         return tf.SparseTensor([[0, 1], [1, 0]], [1.0, value], (2, 2))
 
-    with anynan.tensorflow.track(Scale()) as tracker:
-        module = inside(tracker).fn
+    module = Scale()
+    with anynan.tensorflow.track(module):
         module(sparse(2.0))
         with pytest.raises(anynan.NonFiniteError) as caught:
             module(sparse(-2.0))
@@ -57,10 +56,8 @@ def test_numbers_that_are_drawn_anew_are_said():
         def __call__(self, x):
             return tf.math.log(x - tf.random.uniform(x.shape, 2.0, 3.0))
 
-    with (
-        anynan.tensorflow.track(Noisy()) as tracker,
-        pytest.raises(anynan.NonFiniteError) as caught,
-    ):
-        inside(tracker).fn(tf.ones(3))
+    module = Noisy()
+    with anynan.tensorflow.track(module), pytest.raises(anynan.NonFiniteError) as caught:
+        module(tf.ones(3))
     assert caught.value.event.operation.name == "log"
     assert "RandomUniform drew other numbers in the second run" in str(caught.value)

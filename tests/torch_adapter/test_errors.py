@@ -288,3 +288,9 @@ def test_a_number_that_came_in_bad_is_no_sample_of_the_data() -> None:
     step(torch.ones(2, 2), torch.tensor(torch.nan))
     (event,) = (event for event in step.events if event.severity == "bad")
     assert "sample" not in event.cause.fix.replace("no sample", "")
+
+
+def test_a_tracker_whose_model_nobody_holds_says_so() -> None:
+    tracker = anynan.torch.track(net())
+    with pytest.raises(RuntimeError, match="the Sequential .* is gone: keep a reference"):
+        tracker(torch.ones(2, 2))
