@@ -16,8 +16,8 @@ class Message:
 
     Example:
         >>> from anynan._base.messages import Message
-        >>> Message("example-only", "{what} is not watched")(what="the loss")
-        'the loss is not watched [example-only]'
+        >>> Message("unlooked", "{what} could not be looked at: {error}")(what="x", error="gone")
+        'x could not be looked at: gone [unlooked]'
     """
 
     __slots__ = ("slug", "text")
