@@ -139,11 +139,12 @@ def _reading(read: Callable[..., Any]) -> Callable[..., Any]:
 def _asking(ask: Callable[..., Any]) -> Callable[..., Any]:
     """Have the program ask whether numbers are finite as before, and remember the answer."""
 
-    def asks(x: Any, *args: Any, **kwargs: Any) -> Any:
-        out = ask(x, *args, **kwargs)
+    def asks(*args: Any, **kwargs: Any) -> Any:
+        out = ask(*args, **kwargs)
+        x = next(iter((*args, *kwargs.values())))
         if isinstance(out, jax.Array) and not isinstance(out, jax.core.Tracer):
             name = ask.__name__.strip("_")
-            known = next((answer[1:] for answer in _answers if answer[0]() is x), None)
+            known = next((answer[1:] for answer in tuple(_answers) if answer[0]() is x), None)
             if name in ASKS:
                 known = ASKS[name], getattr(x, "size", 1) == 1
             elif known and name not in ("any", "all"):
@@ -160,7 +161,7 @@ def _deciding(found: Found, decide: Callable[..., Any]) -> Callable[..., Any]:
 
     def decides(x: Any) -> Any:
         out = decide(x)
-        one = next((one for ref, bad, one in _answers if ref() is x and bad is out), None)
+        one = next((one for ref, bad, one in tuple(_answers) if ref() is x and bad is out), None)
         frame = sys._getframe(1)
         if one is not None and not is_library(frame.f_code.co_filename):
             file, line = frame.f_code.co_filename, frame.f_lineno

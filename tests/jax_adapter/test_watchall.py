@@ -3,6 +3,7 @@
 import functools
 import gc
 import sys
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -368,6 +369,30 @@ def test_a_decision_by_a_bad_number_is_told_at_its_line(decide, many):
     (told,) = [line for line in found.lines() if "at test_watchall.py:" in line]
     assert ("number" in told) == bool(found.harms)
     assert (jnp.isnan, jax.Array.__subclasses__()[0].__bool__) == plain
+
+
+def test_numbers_are_asked_for_by_name_and_in_several_threads_at_once():
+    end = watch_everything(Options(action="record", level="step"), Found())
+    x, failed, interval = jnp.ones(2), [], sys.getswitchinterval()
+
+    def ask():
+        try:
+            for _ in range(400):
+                assert not bool(jnp.any(a=jnp.isnan(x)))
+        except Exception as error:  # noqa: BLE001  the thread has nobody to tell
+            failed.append(error)
+
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=ask) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+        end()
+    assert not failed
 
 
 def test_a_mask_of_missing_values_is_no_decision():
