@@ -272,10 +272,10 @@ class _Search:
         found = self.watched(batches(), _PHASES)
         if found is None:
             index, batch = ran[-1][:2]
-            if failed is not None or seen is None:
-                assert failed is not None  # or there was nothing to look for
+            if failed is not None:
                 failed.add_note(f"in batch {index} of first_bad_batch")
                 raise failed
+            assert seen is not None  # or there was nothing to look for
             found = BadBatch(index, replace(seen, notes=(*seen.notes, GUESS)), batch)
         if changed:
             note = (

@@ -123,7 +123,7 @@ class Monitor(Monitored, transformers.TrainerCallback):
     def on_step_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Note where the training is."""
         if self.tracker is not None:
-            self.tracker.where = f"global_step {state.global_step} of train"
+            self.tracker.where = _at(state)
             self._bad = self.tracker.count("bad")
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
@@ -152,7 +152,11 @@ class _Where:
 
     def __str__(self) -> str:
         trainer = self._trainer()
-        return "" if trainer is None else f"global_step {trainer.state.global_step} of train"
+        return "" if trainer is None else _at(trainer.state)
+
+
+def _at(state: Any) -> str:
+    return f"global_step {state.global_step} of train"
 
 
 def _trainer(frame: FrameType | None) -> transformers.Trainer | None:

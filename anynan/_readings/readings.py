@@ -108,6 +108,10 @@ class Reading:
         """Name the non-finite kind, None if the values are finite."""
         return None if self.lo is None or self.hi is None else reading_kind(self.lo, self.hi)
 
+    def key(self, kind: Kind | None) -> tuple[str | None, str, Any]:
+        """Give what readings that are bad in this way, in this place, are counted by."""
+        return self.site.layer, self.site.phase, kind
+
     @property
     def absmax(self) -> float | None:
         """Give the largest magnitude, None if it was not read; a bound where it is a norm."""

@@ -64,8 +64,7 @@ class Consequences:
         first = self.corrupting
         if first is None or first is step or reading.step < first.number:
             return False
-        key = (reading.layer, reading.phase, kind)
-        if self._seen is not None and (self._cleared or key not in self._seen):
+        if self._seen is not None and (self._cleared or reading.key(kind) not in self._seen):
             return False
         if self._repaired():
             return False
@@ -160,7 +159,7 @@ class Consequences:
         self.corrupting, self._seen, self._cleared = step, set(), False
         if event.order < len(step.lo) and event.rank == self._subject.adapter.rank():
             reading = step.reading(event.order)
-            self._seen.add((reading.layer, reading.phase, reading.kind))
+            self._seen.add(reading.key(reading.kind))
 
     def applied(self, step: Step) -> None:
         """Note that a failed step's update was made all the same: what is bad later may be its."""

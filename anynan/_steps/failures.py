@@ -8,7 +8,7 @@ from anynan._readings.step import DeferredFailure, Step
 from anynan._steps.actions import Actions
 from anynan._steps.consequences import Consequences
 from anynan._steps.inputs import Inputs
-from anynan._steps.investigator import Investigator, key_of
+from anynan._steps.investigator import Investigator
 from anynan._steps.record import Record
 from anynan._steps.subject import Subject
 from anynan.events import Event, Kind
@@ -43,8 +43,7 @@ class Failures:
             step.defer(step.held or DeferredFailure(reading, kind, value, replayed))
             return
         event = self._investigator.find(step, reading, kind, value, later=later, replayed=replayed)
-        key = key_of(reading, kind)
-        if event is not None and not consequences.explain_event(step, event, key):
+        if event is not None and not consequences.explain_event(step, event, reading.key(kind)):
             self.accept(step, event)
 
     def accept(self, step: Step, event: Event) -> None:

@@ -56,7 +56,7 @@ class Investigator:
 
     def wants_replay(self, reading: Reading, kind: Kind, *, now: bool = False) -> bool:
         """Tell whether a bad reading is worth a replay, or ``now`` that it has been counted."""
-        looked = self._looked[key_of(reading, kind)]
+        looked = self._looked[reading.key(kind)]
         return self._subject.options.replay and looked < MAX_REPLAYS + now
 
     def find(
@@ -64,7 +64,7 @@ class Investigator:
         replayed: Replay | None = None,
     ) -> Event | None:  # fmt: skip
         """Find what a bad reading came from; None if it is a mask or was expected."""
-        key = key_of(reading, kind)
+        key = reading.key(kind)
         self._looked[key] += 1
         event, case = self.investigate(step, reading, kind, value, later, replayed)
         if event is None:
@@ -74,7 +74,8 @@ class Investigator:
         inside = reading.phase == "forward" and bool(reading.layer)
         if event.phase == "input" and inside and step.pending_inputs:
             shown = case.replayed is not None
-            self.carriers.update(dict.fromkeys([key, *map(carrier, step.carrying)], shown))
+            handed = (item.key(item.kind) for item in step.carrying)
+            self.carriers.update(dict.fromkeys([key, *handed], shown))
             step.carried = step.carried or shown
             step.spread += 1
             return None
@@ -150,7 +151,7 @@ class Investigator:
                 verdict = None if replayed is None else case.weigh(replayed)
             except ReplayError as error:
                 if again == adapter.replay:
-                    self._looked[key_of(case.reading, case.kind)] -= 1  # it may be possible then
+                    self._looked[case.reading.key(case.kind)] -= 1  # it may be possible then
                 notes.append(str(error))
             except Exception as error:  # noqa: BLE001  what was found must not be lost
                 notes.append(messages.REPLAY_FAILED(error=reason(error)))
@@ -189,13 +190,3 @@ class Investigator:
         key = (sink.layer, sink.phase, judged[0])
         allowed = policy.allowed(judged[0], sink.phase, sink.layer)
         return allowed is not None or key in self._monitor.downgraded
-
-
-def key_of(reading: Reading, kind: Kind) -> tuple[str | None, str, str]:
-    """Give what second runs are counted by."""
-    return reading.layer, reading.phase, kind
-
-
-def carrier(reading: Reading) -> tuple[Any, ...]:
-    """Give what a layer that hands on bad data is known by."""
-    return reading.layer, reading.phase, reading.kind

@@ -148,7 +148,8 @@ class Judge:
         if busy or self.consequences.corrupting is not None:
             return False
         passed = self.steps.pass_over(sites, squares)
-        self.actions.streak *= not passed
+        if passed:
+            self.actions.streak = 0
         return passed
 
     def came_again(self, first: Step) -> None:

@@ -15,7 +15,7 @@ from anynan._steps.consequences import Consequences
 from anynan._steps.failures import Failures
 from anynan._steps.infinite import InfiniteOutputs
 from anynan._steps.inputs import Inputs
-from anynan._steps.investigator import Investigator, carrier, key_of
+from anynan._steps.investigator import Investigator
 from anynan._steps.loss_scale import LossScale
 from anynan._steps.subject import Subject
 from anynan._steps.suspects import Suspects
@@ -133,7 +133,7 @@ class Triage:
         )
 
     def _is_mask(self, reading: Reading, kind: Kind) -> bool:
-        return reading.site.parameter is None and key_of(reading, kind) in self._monitor.downgraded
+        return reading.site.parameter is None and reading.key(kind) in self._monitor.downgraded
 
     def _excuse(self, step: Step, reading: Reading, kind: Kind) -> str | None:
         expected = step.expected.get(reading.order)
@@ -200,7 +200,7 @@ class Triage:
         if not (step.pending_inputs and inside and finding.kind in NON_FINITE):
             return False
         carriers = self._investigator.carriers
-        step.carried = step.carried or carriers.get(key_of(reading, finding.kind), False)
+        step.carried = step.carried or carriers.get(reading.key(finding.kind), False)
         step.carrying.append(reading)
         step.spread += 1
         return True
@@ -214,7 +214,7 @@ class Triage:
     def settle(self, step: Step) -> None:
         """Look at layers that were bad beside bad data, where nothing that left the model was."""
         carriers = self._investigator.carriers
-        new = [reading for reading in step.carrying if carrier(reading) not in carriers]
+        new = [reading for reading in step.carrying if reading.key(reading.kind) not in carriers]
         told = step.failed is not None or step.held is not None
         if new and not told and self._subject.watched_by is not None:
             step.spread -= 1  # it is what is reported

@@ -253,7 +253,7 @@ class Ranks:
         event = self._tracker.judge.release(rows)
         if event is not None or held is None or held.reading is None:
             return event, None
-        key = (held.reading.layer, held.reading.phase, held.kind)
+        key = held.reading.key(held.kind)
         reason = self._tracker.judge.monitor.downgraded.get(key)
         return None, None if reason is None else (list(key), reason)
 
