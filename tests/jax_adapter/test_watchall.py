@@ -379,7 +379,7 @@ def test_numbers_are_asked_for_by_name_and_in_several_threads_at_once():
         try:
             for _ in range(400):
                 assert not bool(jnp.any(a=jnp.isnan(x)))
-        except Exception as error:  # noqa: BLE001  the thread has nobody to tell
+        except Exception as error:
             failed.append(error)
 
     sys.setswitchinterval(1e-6)
