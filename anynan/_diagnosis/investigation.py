@@ -199,12 +199,8 @@ def _as_rows(passed: list[CheckedPoint], first: Step) -> Step:
     """Put what a replay passed in the form of the first run's rows."""
     rows = Step(first.number)
     for point in passed:
-        rows.sites.append(
-            Site(-1, point.layer, point.phase, point.tensor, "", None, math.inf, None, bound=False)
-        )
-        rows.calls.append(point.call)
-        rows.lo.append(point.lo)
-        rows.hi.append(point.hi)
+        site = Site(-1, point.layer, point.phase, point.tensor, "", None, math.inf)
+        rows.add(site, point.call, point.lo, point.hi)
     return rows
 
 
