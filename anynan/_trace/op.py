@@ -1,0 +1,129 @@
+"""One operation of a run, as every framework can tell it, and the run that shows them.
+
+An adapter gives an ``Observe``: it runs a target once, shows each operation to an observer as it
+runs, and leaves no trace. What wants to see every operation, whatever became of it, is written on
+these and knows no framework.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from anynan.events import Phase, Source
+
+
+class Op:
+    """Tell of one operation.
+
+    An adapter derives from it; what costs something to find out is a property there.
+
+    Attributes:
+        number: Its place in the run, from 0.
+        name: What it is called in the vocabulary of ``anynan._diagnosis.vocabulary``.
+        raw: What the framework calls it.
+        layer: Path of the layer whose code it is in; None outside of every layer.
+        call: Which call of that layer, from 0.
+        phase: ``forward``, ``loss`` (in no layer), ``backward`` or ``update``.
+        source: The user's line; None where it is not known.
+        inputs: The arrays of numbers with a fraction it works on, by the names of its operands;
+            as they were before it ran, if it wrote to one.
+        outputs: What it gave: arrays of any dtype, in order.
+        params: Plain arguments that a rule may ask for: ``dim``, ``eps``, ...
+        forward: For a backward operation, the number of the forward one it belongs to.
+        written: Whether it wrote into an array that was there before, and made no new one.
+    """
+
+    number: int
+    name: str
+    raw: str
+    call: int
+    phase: Phase
+    forward: int | None = None
+    written: bool = False
+
+    @property
+    def layer(self) -> str | None:
+        """Give the path of the layer whose code it is in."""
+        raise NotImplementedError
+
+    @property
+    def source(self) -> Source | None:
+        """Give the user's line."""
+        raise NotImplementedError
+
+    @property
+    def inputs(self) -> Sequence[tuple[str, Any]]:
+        """Give the arrays it works on, by name."""
+        raise NotImplementedError
+
+    @property
+    def outputs(self) -> Sequence[Any]:
+        """Give what it made."""
+        raise NotImplementedError
+
+    @property
+    def params(self) -> Mapping[str, Any]:
+        """Give its plain arguments."""
+        raise NotImplementedError
+
+    def rerun(
+        self, inputs: Mapping[str, Any] | None = None, dtype: str | None = None
+    ) -> Sequence[Any]:
+        """Run it once more, in nobody's sight, and give what it makes then.
+
+        Args:
+            inputs: Others in the place of some of its operands, by name.
+            dtype: Cast every operand with a fraction to it first, and have it compute in that.
+
+        Raises:
+            RerunError: If it cannot be run so: the framework has no such kernel, for one.
+        """
+        raise NotImplementedError
+
+
+class RerunError(Exception):
+    """Say why an operation could not be run once more."""
+
+
+# What sees the operations of a run. What it returns takes the place of the results; None keeps
+# them. The arrays of an operation are the program's own: look at them, and keep none.
+Observer = Callable[[Op], Sequence[Any] | None]
+
+
+@dataclass(slots=True)
+class Observed:
+    """Hold what a run came to.
+
+    Attributes:
+        value: What the target returned.
+        error: The exception that ended it; None if none did.
+        notes: What was not seen, in sentences.
+    """
+
+    value: Any = None
+    error: BaseException | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+class Observe(Protocol):
+    """Run a target once and show each operation: every adapter has one in its ``observe.py``.
+
+    Weights, buffers, gradients, optimizer and random states, modes and the arguments are
+    afterwards what they were, bit for bit, whatever happens.
+    """
+
+    def __call__(
+        self, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], observer: Observer
+    ) -> Observed:
+        """Run it.
+
+        Args:
+            target: A model, a training step, or any function of the framework's.
+            args: What it is called with.
+            kwargs: By name.
+            observer: Sees each operation, right after it ran.
+
+        Raises:
+            TypeError: If the target is not of this framework.
+        """
+        ...
