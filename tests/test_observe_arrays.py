@@ -1,0 +1,115 @@
+"""Array code shows each operation of a call, and the call leaves no trace."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import anynan
+from anynan._trace.op import Op, RerunError
+from anynan.arrays.observe import observe, takes
+
+
+def _seen(target: Any, *args: Any) -> list[Op]:
+    ops: list[Op] = []
+
+    def keep(op: Op) -> None:
+        assert op.source is not None
+        assert op.inputs is not None
+        ops.append(op)
+
+    assert observe(target, args, {}, keep).error is None
+    return ops
+
+
+def test_an_operation_has_name_layer_line_and_operands() -> None:
+    def fn(x: Any) -> Any:
+        with anynan.scope("head"):
+            z = np.log(x)
+        return z / np.float32(2)
+
+    log, divide = _seen(fn, np.full(2, 0.5))
+    assert (log.name, log.raw, log.layer, divide.layer) == ("log", "numpy.log", "head", None)
+    assert log.source is not None
+    assert log.source.text == "z = np.log(x)"
+    assert [(name, x.tolist()) for name, x in log.inputs] == [("self", [0.5, 0.5])]
+    assert [(name, x.dtype) for name, x in divide.inputs] == [
+        ("self", np.float64),
+        ("other", np.float32),
+    ]
+
+
+def test_a_run_that_is_observed_leaves_no_trace() -> None:
+    weights, drawn = np.ones(2), np.random.get_state()[1].tolist()  # type: ignore[index]  # noqa: NPY002
+
+    def fn(x: Any) -> Any:
+        x[0] = 5
+        weights[0] = np.random.rand()  # noqa: NPY002
+        return x * weights
+
+    x = np.ones(2)
+    observed = observe(fn, (x,), {}, lambda op: None)
+    assert observed.value.tolist() != [1, 1]
+    assert (x.tolist(), weights.tolist()) == ([1, 1], [1, 1])
+    assert np.random.get_state()[1].tolist() == drawn  # type: ignore[index]  # noqa: NPY002
+
+
+def test_an_observer_may_put_another_result_in_the_place() -> None:
+    observed = observe(
+        lambda x: np.log(x) + 1,
+        (np.ones(2),),
+        {},
+        lambda op: [np.full(2, 7.0)] if op.name == "log" else None,
+    )
+    assert observed.value.tolist() == [8, 8]
+
+
+def test_an_operation_runs_again_in_another_dtype_and_with_other_operands() -> None:
+    found: list[Any] = []
+
+    def rerun(op: Op) -> None:
+        found.append(op.rerun(dtype="float16")[0].dtype)
+        found.append(op.rerun({"self": np.full(2, 4.0)})[0].tolist())
+
+    observe(np.sqrt, (np.ones(2),), {}, rerun)
+    assert found == [np.float16, [2, 2]]
+
+
+def test_an_operation_that_writes_does_not_run_again() -> None:
+    def fn(x: Any) -> Any:
+        x /= 2
+        return x
+
+    def rerun(op: Op) -> None:
+        assert op.written
+        with pytest.raises(RerunError, match="writes into an array"):
+            op.rerun()
+
+    assert observe(fn, (np.ones(2),), {}, rerun).value.tolist() == [0.5, 0.5]
+
+
+def test_what_the_program_raises_is_told_and_what_the_observer_raises_goes_on() -> None:
+    observed = observe(lambda x: x @ np.ones(3), (np.ones(2),), {}, lambda op: None)
+    assert isinstance(observed.error, ValueError)
+
+    def broken(op: Op) -> None:
+        raise KeyError(op.name)
+
+    with pytest.raises(KeyError, match="log"):
+        observe(np.log, (np.ones(2),), {}, broken)
+
+
+@pytest.mark.parametrize("library", ["array_api_strict", "dask.array"])
+def test_other_libraries_are_observed_as_well(library: str) -> None:
+    xp = pytest.importorskip(library)
+    x = xp.asarray([0.5, 0.5])
+    ops: list[str] = []
+
+    def fn(x: Any) -> Any:
+        y = anynan.arrays.namespace(xp)
+        return y.log(x) / 2
+
+    observe(fn, (x,), {}, lambda op: ops.append(op.name))
+    assert ops == ["log", "divide"]
+    assert takes(fn, (x,), {})
+    assert not takes(fn, (1,), {})
