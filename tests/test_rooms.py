@@ -72,7 +72,17 @@ def test_a_room_is_introduced_in_one_line(adapter: str) -> None:
 
 # The rooms of the core, each on top of those before it; docs/contributing.md says what each is.
 ORDER = (
-    *("events", "errors", "_base", "_arrays", "_readings", "_diagnosis", "_reach", "_files"),
+    *(
+        "events",
+        "errors",
+        "_base",
+        "_trace",
+        "_arrays",
+        "_readings",
+        "_diagnosis",
+        "_reach",
+        "_files",
+    ),
     *("_reports", "_bundle", "options", "_checks", "_steps", "_runs", "_jsonl", "tracker"),
     *("_everywhere", "_compare", "_cli", "_notebooks", "_monitored"),
 )

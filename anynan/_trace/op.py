@@ -15,15 +15,17 @@ from anynan.events import Phase, Source
 class Op:
     """Tell of one operation.
 
-    An adapter derives from it; what costs something to find out is a property there.
+    An adapter derives from it; what costs something to find out is a property there. Ask while it
+    is shown: afterwards the frames are gone, and the program may have written over its arrays.
 
     Attributes:
         number: Its place in the run, from 0.
         name: What it is called in the vocabulary of ``anynan._diagnosis.vocabulary``.
+        kernel: What computes it, in the same words: of a backward operation, where it is known.
         raw: What the framework calls it.
         layer: Path of the layer whose code it is in; None outside of every layer.
         call: Which call of that layer, from 0.
-        phase: ``forward``, ``loss`` (in no layer), ``backward`` or ``update``.
+        phase: ``forward``, ``loss`` (in no layer), ``backward`` or ``optimizer`` (in an update).
         source: The user's line; None where it is not known.
         inputs: The arrays of numbers with a fraction it works on, by the names of its operands;
             as they were before it ran, if it wrote to one.
@@ -35,16 +37,13 @@ class Op:
 
     number: int
     name: str
+    kernel: str
     raw: str
+    layer: str | None
     call: int
     phase: Phase
     forward: int | None = None
     written: bool = False
-
-    @property
-    def layer(self) -> str | None:
-        """Give the path of the layer whose code it is in."""
-        raise NotImplementedError
 
     @property
     def source(self) -> Source | None:

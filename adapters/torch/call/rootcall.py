@@ -197,6 +197,29 @@ def _copied(value: Any) -> Any:
         return value
 
 
+def cut(value: Any, *, leaves: bool = True) -> Any:
+    """Cut the inputs off the graph they came from: a replay must not run it backward.
+
+    Args:
+        value: The inputs.
+        leaves: Put others in the place of leaves, too: a gradient lands on these then.
+    """
+    if isinstance(value, torch.Tensor):
+        kept = isinstance(value, torch.nn.Parameter) or (value.is_leaf and not leaves)
+        if not value.requires_grad or kept:
+            return value
+        leaf = value.detach().requires_grad_()
+        if value.is_leaf:
+            return leaf
+        with torch.enable_grad():  # a leaf could not be written to in place
+            return leaf.clone()
+    if type(value) in (list, tuple):
+        return type(value)(cut(item, leaves=leaves) for item in value)
+    if type(value) is dict:
+        return {key: cut(item, leaves=leaves) for key, item in value.items()}
+    return value
+
+
 def caller() -> tuple[CodeType, int] | None:
     """Return the innermost user frame's code and line; cheap enough for every call."""
     frame: FrameType | None = sys._getframe(1)

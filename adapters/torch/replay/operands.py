@@ -2,7 +2,7 @@
 
 import cmath
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -13,6 +13,9 @@ import torch
 from anynan._base.summary import Summary
 from anynan._diagnosis.lineage import OpRecord
 from anynan._diagnosis.records import SOFTMAX, Given, before, makers
+from anynan._trace.op import RerunError
+from anynan.errors import reason
+from anynan.torch.private import arguments_of, functional
 from anynan.torch.read.probes import local, measure, nonfinite, plain, read_ends
 from anynan.torch.replay.names import node_name
 
@@ -267,17 +270,9 @@ def wide(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float | No
         kwargs.get("dtype") in (torch.float16, torch.bfloat16)
     )
     target = torch.float32 if narrow else torch.float64
-
-    def widen(value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            return value.to(target) if value.dtype.is_floating_point else value
-        if isinstance(value, torch.dtype):
-            return target if value.is_floating_point else value
-        if isinstance(value, list | tuple):
-            return type(value)(widen(item) for item in value)
-        return value
-
-    out = func(*[widen(a) for a in args], **{k: widen(v) for k, v in kwargs.items()})
+    out = func(
+        *[_cast(a, target) for a in args], **{k: _cast(v, target) for k, v in kwargs.items()}
+    )
     largest = 0.0
     for x in flat(out):
         values = plain(x)
@@ -288,3 +283,58 @@ def wide(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float | No
             return None
         largest = max(largest, abs(low), abs(high))
     return largest
+
+
+def rerun(
+    func: Any, arguments: dict[str, Any], before: dict[int, torch.Tensor],
+    inputs: Mapping[str, Any], dtype: str | None,
+) -> list[torch.Tensor]:  # fmt: skip
+    """Run an operation again, writing nothing, and give the tensors it makes.
+
+    Args:
+        func: The operator.
+        arguments: By their names in its schema.
+        before: What those held that it wrote to, by identity.
+        inputs: Others in the place of some, by name; ``name[i]`` is one of a list.
+        dtype: What to cast the operands to; None for none.
+
+    Raises:
+        RerunError: If it draws random numbers, or PyTorch cannot run it so.
+    """
+    if torch.Tag.nondeterministic_seeded in func.tags:
+        msg = f"{func} draws random numbers"
+        raise RerunError(msg)
+    target = None if dtype is None else getattr(torch, dtype)
+
+    def given(name: str, x: Any) -> Any:
+        if name in inputs:
+            x = inputs[name]
+        elif type(x) in (list, tuple):
+            return type(x)(given(f"{name}[{i}]", item) for i, item in enumerate(x))
+        elif isinstance(x, torch.Tensor):
+            x = before.get(id(x), x)
+        x = x.detach() if isinstance(x, torch.Tensor) else x
+        return x if target is None else _cast(x, target)
+
+    try:
+        with torch.no_grad():
+            schema = arguments_of(func)
+            writes = any(a.alias_info is not None and a.alias_info.is_write for a in schema)
+            new = {name: given(name, x) for name, x in arguments.items() if name != "out"}
+            positional = [a.name for a in schema if not a.kwarg_only]
+            args = [new.pop(name) for name in positional if name in new]
+            return list(flat((functional(func) if writes else func)(*args, **new)))
+    except Exception as error:
+        msg = f"{func} cannot be run again: {reason(error)}"
+        raise RerunError(msg) from error
+
+
+def _cast(value: Any, target: torch.dtype) -> Any:
+    """Cast tensors with a fraction, and what says which dtype to make, to another."""
+    if isinstance(value, torch.Tensor):
+        return value.to(target) if value.dtype.is_floating_point else value
+    if isinstance(value, torch.dtype):
+        return target if value.is_floating_point else value
+    if isinstance(value, list | tuple):
+        return type(value)(_cast(item, target) for item in value)
+    return value

@@ -28,7 +28,7 @@ from anynan.torch.call import noted
 from anynan.torch.call.discovery import find_state
 from anynan.torch.call.models import Models
 from anynan.torch.call.reached import Reached
-from anynan.torch.call.rootcall import RootCall
+from anynan.torch.call.rootcall import RootCall, cut
 from anynan.torch.call.state import State, StopReplay
 from anynan.torch.call.threads import Threads
 from anynan.torch.graphs.compiler import eager
@@ -346,7 +346,7 @@ class Replays:
         interrupts: Interrupts, *, whole: bool, together: bool, ending: bool, handed: bool,
         runner: FixRunner | None,
     ) -> Watcher:  # fmt: skip
-        root = replace(root, args=_cut(root.args), kwargs=_cut(root.kwargs))
+        root = replace(root, args=cut(root.args), kwargs=cut(root.kwargs))
         if not root.random.is_now():
             root.random.restore()
         if kept.apart is not None:
@@ -432,23 +432,6 @@ def _roots(state: State, reading: Reading) -> list[RootCall]:
         return [known] if known is not None else state.living_roots()
     root = state.root_of(reading.order)
     return [root] if root is not None else []
-
-
-def _cut(value: Any) -> Any:
-    """Cut the inputs off the graph they came from: a replay must not run it backward."""
-    if isinstance(value, torch.Tensor):
-        if not value.requires_grad or isinstance(value, torch.nn.Parameter):
-            return value
-        leaf = value.detach().requires_grad_()
-        if value.is_leaf:
-            return leaf
-        with torch.enable_grad():  # a leaf could not be written to in place
-            return leaf.clone()
-    if type(value) in (list, tuple):
-        return type(value)(_cut(item) for item in value)
-    if type(value) is dict:
-        return {key: _cut(item) for key, item in value.items()}
-    return value
 
 
 def _matches(reading: Reading, watcher: Watcher, sink: Sink) -> bool:

@@ -29,6 +29,7 @@ class Seam:
         replaying: Whether this is a second run, which a loss scaler's step ends.
         around: Gives a context for each backward pass.
         leaf: Called with each leaf that a backward pass can reach.
+        before: Called with the roots of each backward pass before it begins.
     """
 
     def __init__(
@@ -38,8 +39,10 @@ class Seam:
         replaying: bool = True,
         around: Callable[[], AbstractContextManager[Any]] = nullcontext,
         leaf: Callable[[torch.Tensor], None] | None = None,
+        before: Callable[[Any], object] = lambda _: None,
     ) -> None:
         self.watcher, self.replaying, self.around, self.leaf = watcher, replaying, around, leaf
+        self.before = before
         self._handles: list[Any] = []
         self._thread = threading.get_ident()
 
@@ -66,6 +69,7 @@ class Seam:
 
     def run(self, real: Callable[..., Any], roots: Any, args: Any, kwargs: Any) -> Any:
         """Run one backward pass in the watcher's sight."""
+        self.before(roots)
         self._look(roots)
         with self.around():
             return real(roots, *args, **kwargs)

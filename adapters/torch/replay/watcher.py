@@ -8,9 +8,9 @@ is tied to the forward operation that made it by autograd's sequence number.
 import math
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from types import CodeType, FrameType
 from typing import Any, Self, cast
 
@@ -22,9 +22,10 @@ from anynan._base.summary import Summary
 from anynan._diagnosis.agreement import CheckedPoint
 from anynan._diagnosis.lineage import External, OpRecord, Sink
 from anynan._diagnosis.records import Builder, Given, Origin
-from anynan.events import Source
+from anynan._trace.op import Observer, Op
+from anynan.events import Phase, Source
 from anynan.torch.call.state import StopReplay
-from anynan.torch.private import DispatchMode, StorageWeakRef
+from anynan.torch.private import DispatchMode, StorageWeakRef, tree_map
 from anynan.torch.private import node as _node
 from anynan.torch.private import sequence as _sequence
 from anynan.torch.private import task as _task
@@ -55,6 +56,7 @@ class Made:
     source: Source | None
     expected: dict[str, str] | None
     record: int | None = None
+    shown: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +139,87 @@ class Ran:
         return operands.wide(self.func, self.args, self.kwargs)
 
 
+class ShownOp(Op):
+    """Show one operation to an observer: what costs something is found out when it is asked for.
+
+    Args:
+        watcher: Who saw it.
+        ran: What ran.
+        out: What it gave.
+        number: Its place in the run.
+        frame: Who called it, while it is shown.
+    """
+
+    def __init__(
+        self, watcher: "Watcher", ran: Ran, out: Any, number: int, frame: FrameType | None
+    ) -> None:
+        node = _node() if ran.backward else None
+        made = None if node is None else watcher.made_by(node)
+        self.number, self._ran, self._out, self._watcher = number, ran, out, watcher
+        self.name = self.kernel = ran.shape.name
+        self.raw, self.written = str(ran.func), bool(ran.written)
+        self.layer, self.call = watcher.place()
+        if ran.native and node is not None:
+            self.name = node_name(node.name()) if made is None else made.name
+            self.raw = f"{node.name()} ({ran.func})"
+        if made is not None:
+            self.layer, self.call, self.forward = made.layer, made.call, made.shown
+        self.phase: Phase = "backward" if ran.backward else "forward"
+        if watcher.updating:
+            self.phase = "optimizer"
+        elif not ran.backward and self.layer is None:
+            self.phase = "loss"
+        self._made, self.frame = made if ran.native else None, frame
+
+    @cached_property
+    def source(self) -> Source | None:
+        """Give the user's line; ask while it is shown."""
+        known = None if self._made is None else self._made.source
+        return known or self._watcher.line(self.frame)
+
+    @property
+    def inputs(self) -> list[tuple[str, torch.Tensor]]:
+        """Give the tensors that it works on, by the names of its schema."""
+        before = self._ran.before
+        return [
+            (name, before.get(id(x), x))
+            for name, x in self._ran.named()
+            if isinstance(x, torch.Tensor) and (x.is_floating_point() or x.is_complex())
+        ]
+
+    @property
+    def outputs(self) -> list[torch.Tensor]:
+        """Give what it made, and what it wrote to."""
+        written = self._ran.written
+        made = [x for x in operands.flat(self._out) if not any(x is w for w in written)]
+        return made + written
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """Give its plain arguments."""
+        return operands.params(self._ran.arguments)
+
+    def replaced(self, instead: Sequence[Any]) -> Any:
+        """Give its results with others in their place."""
+        new = {id(x): y for x, y in zip(self.outputs, instead, strict=True)}
+        for x in self._ran.written:
+            if new[id(x)] is not x:
+                x.copy_(new[id(x)])
+            new[id(x)] = x
+        return tree_map(lambda x: new.get(id(x), x), self._out)
+
+    def rerun(
+        self, inputs: Mapping[str, Any] | None = None, dtype: str | None = None
+    ) -> list[torch.Tensor]:
+        """Run it once more, outside of autograd.
+
+        Raises:
+            RerunError: If PyTorch has no kernel for it, or it draws random numbers.
+        """
+        ran = self._ran
+        return operands.rerun(ran.func, ran.arguments, ran.before, inputs or {}, dtype)
+
+
 class Watcher(DispatchMode):
     """Record operations with bad results while entered.
 
@@ -179,6 +262,10 @@ class Watcher(DispatchMode):
         self._thread = threading.get_ident()
         # Set where operations are repaired.
         self.runner: FixRunner | None = None
+        # Set where every operation is shown, and none is recorded.
+        self.observer: Observer | None = None
+        self.updating = False
+        self._shown = 0
         # Set in a second run for a bundle.
         self.catcher: Catcher | None = None
         # Backward passes of this run: the engine may run them in threads of its own.
@@ -230,6 +317,10 @@ class Watcher(DispatchMode):
             raise
         if self.runner is not None and shape.name in self.runner.names:
             out = self._mend(func, shape, args, kwargs, out, written, before, seq, backward)
+        if self.observer is not None:
+            if func.namespace == "profiler":
+                return out
+            return self._show(func, shape, args, kwargs, out, written, before, seq, backward)
         try:
             self._look(func, shape, args, kwargs, out, written, before, seq, backward)
         except Exception as error:  # noqa: BLE001
@@ -285,18 +376,38 @@ class Watcher(DispatchMode):
         """Note an operation that could not be looked at."""
         self.outside.setdefault(-1, ("unknown", (what.splitlines() or [what])[0][:_LONG]))
 
+    def _begin(
+        self, shape: Shape, seq: int, backward: bool
+    ) -> tuple[Made | None, bool, FrameType | None]:
+        """Remember an operation for the node it made; tell whether autograd itself ran it."""
+        frame = _caller() if backward else None
+        native = backward and (frame is None or frame.f_code.co_name == "_engine_run_backward")
+        made = None
+        if self._makes_node(seq) and (not backward or torch.is_grad_enabled()):
+            made = self._remember(shape.name, seq, native, frame)
+        return made, native, frame
+
+    def _show(
+        self, func: Any, shape: Shape, args: Any, kwargs: Any, out: Any, written: list[Any],
+        before: dict[int, torch.Tensor], seq: int, backward: bool,
+    ) -> Any:  # fmt: skip
+        """Show an operation to the observer, and put in what it gives in the place of results."""
+        assert self.observer is not None
+        made, native, frame = self._begin(shape, seq, backward)
+        ran = Ran(func, shape, args, kwargs, written, before, backward, native, frame)
+        op = ShownOp(self, ran, out, self._shown, frame or _caller())
+        self._shown += 1
+        if made is not None:
+            made.shown = op.number
+        instead = self.observer(op)
+        op.frame = None  # it holds what the program has there
+        return out if instead is None else op.replaced(instead)
+
     def _look(
         self, func: Any, shape: Shape, args: Any, kwargs: Any, out: Any, written: list[Any],
         before: dict[int, torch.Tensor], seq: int, backward: bool,
     ) -> None:  # fmt: skip
-        made: Made | None = None
-        native = False
-        frame: FrameType | None = None
-        if backward:
-            frame = _caller()
-            native = frame is None or frame.f_code.co_name == "_engine_run_backward"
-        if self._makes_node(seq) and (not backward or torch.is_grad_enabled()):
-            made = self._remember(shape.name, seq, native, frame)
+        made, native, frame = self._begin(shape, seq, backward)
         results = [x for x in operands.flat(out) if not any(x is w for w in written)] + written
         if made is not None and self.catcher is not None:
             took = Ran(func, shape, args, kwargs, written, before, backward, native, frame)
@@ -407,7 +518,7 @@ class Watcher(DispatchMode):
 
     def _remember(self, name: str, seq: int, native: bool, frame: FrameType | None) -> Made:
         node = _node() if native else None
-        first = None if node is None else self._made_by(node)
+        first = None if node is None else self.made_by(node)
         if first is not None:  # a gradient of a gradient belongs where the first one does
             made = Made(first.name, first.layer, first.call, first.source, first.expected)
         else:
@@ -416,7 +527,7 @@ class Watcher(DispatchMode):
         self._made[seq] = made
         return made
 
-    def _made_by(self, node: Any) -> Made | None:
+    def made_by(self, node: Any) -> Made | None:
         """Find what made a backward node.
 
         Each function transform that an operation is inside of gives it one more node, the
@@ -443,7 +554,7 @@ class Watcher(DispatchMode):
 
     def _record(self, ran: Ran, out: torch.Tensor) -> OpRecord:
         node = _node() if ran.backward else None
-        made = None if node is None else self._made_by(node)
+        made = None if node is None else self.made_by(node)
         if not ran.backward:
             record = self._forward_record(ran)
         elif ran.native and node is not None:

@@ -1,0 +1,175 @@
+"""Run a model, a step or a function once, show each operation, and leave no trace."""
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, Self
+
+import torch
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from anynan._base.context import replay_context
+from anynan._diagnosis.messages import NOT_PUT_BACK
+from anynan._steps.tracked import Handle, inside
+from anynan._trace.op import Observed, Observer, Op
+from anynan.options import Options
+from anynan.torch.call.discovery import find_iterators, find_modules
+from anynan.torch.call.models import Models
+from anynan.torch.call.reached import Reached
+from anynan.torch.call.rootcall import RootCall, cut
+from anynan.torch.call.state import StopReplay
+from anynan.torch.graphs.compiler import eager
+from anynan.torch.private import give_saved_tensors_hooks, take_saved_tensors_hooks, tree_leaves
+from anynan.torch.replay.replay import disabled_modes
+from anynan.torch.replay.scene import Scene
+from anynan.torch.replay.seams import Seam
+from anynan.torch.replay.watcher import Watcher
+from anynan.torch.update.snapshot import Snapshot, pause_trackers, stateful_objects
+
+
+def takes(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Tell whether a target is PyTorch's: a model, or what uses one or is called with tensors."""
+    fn = inside(target).fn if isinstance(target, Handle) else target
+    if isinstance(fn, torch.nn.Module):
+        return True
+    given = [x for x in tree_leaves((args, dict(kwargs))) if isinstance(x, torch.Tensor)]
+    return callable(fn) and bool(given or find_modules(fn, args, dict(kwargs)))
+
+
+class Sight:
+    """See the operations of one target, in as many runs as are asked for.
+
+    Its trackers are paused meanwhile. Each run begins from the state that the first one found.
+
+    Args:
+        target: A model, a training step, or any function.
+    """
+
+    def __init__(self, target: Any) -> None:
+        self.fn: Any = inside(target).fn if isinstance(target, Handle) else target
+        self._target, self._stack = target, ExitStack()
+        self.models = Models(Options(), None if isinstance(self.fn, torch.nn.Module) else self.fn)
+        self._reached = Reached(self.models.fn)
+
+    def __enter__(self) -> Self:
+        """Pause who watches."""
+        pause_trackers(self._target, self._stack)
+        self._stack.enter_context(replay_context())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Let them watch again."""
+        self._stack.close()
+
+    def run(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], observer: Observer | None,
+        before: Callable[[Any], object] = lambda _: None,
+    ) -> Observed:  # fmt: skip
+        """Run it once.
+
+        Args:
+            args: What it is called with. Leaves of the graph stay the very tensors.
+            kwargs: By name.
+            observer: Sees each operation; None for nobody.
+            before: Called with the roots of each backward pass before it begins.
+        """
+        found, kwargs = Observed(), dict(kwargs)
+        self._find(args, kwargs)
+        given = [(f"args[{i}]", x) for i, x in enumerate(args)] + list(kwargs.items())
+        self._reached.begin(self.models, given)
+        objects = [*stateful_objects(self.fn, (), []), *tree_leaves((args, kwargs))]
+        kept, put_back = Snapshot(objects), self._reached.hold()
+        lost = [f"the iterator {name}" for name in find_iterators(self.fn)]
+        try:
+            with ExitStack() as stack:
+                # What observes works under its own settings.
+                stack.callback(give_saved_tensors_hooks, take_saved_tensors_hooks())
+                self._watched(stack, args, kwargs, observer, before, found)
+        finally:
+            try:
+                put_back()
+            except Exception as error:  # noqa: BLE001  the rest is put back all the same
+                lost.append(str(error))
+            kept.restore()
+            found.notes += [
+                NOT_PUT_BACK(who="the run", what=what)
+                for what in dict.fromkeys([*kept.lost, *lost])
+            ]
+        return found
+
+    def _watched(
+        self, stack: ExitStack, args: tuple[Any, ...], kwargs: dict[str, Any],
+        observer: Observer | None, before: Callable[[Any], object], found: Observed,
+    ) -> None:  # fmt: skip
+        args, kwargs = cut((args, kwargs), leaves=False)
+        root = RootCall.now(self.fn, args, kwargs, (), {})
+        scene = Scene(self.models)
+        watcher, failed = Watcher(scene.outside(root)), list[BaseException]()
+
+        def show(op: Op) -> Sequence[Any] | None:
+            try:
+                return None if observer is None else observer(op)
+            except BaseException as error:
+                failed.append(error)
+                raise StopReplay from error  # past what the program catches
+
+        watcher.observer = show
+        watcher.within, watcher.called = Sight._watched.__code__, root.source()
+        stack.enter_context(disabled_modes())
+        stack.enter_context(eager())
+        stack.enter_context(scene.layers(watcher, {}))
+        stack.enter_context(Seam(watcher, replaying=False, before=before))
+        stack.enter_context(_updates(watcher))
+        try:
+            if observer is None:
+                found.value = self.fn(*root.args, **root.kwargs)
+                return
+            with watcher:
+                found.value = self.fn(*root.args, **root.kwargs)
+        except Exception as error:  # noqa: BLE001  the program's own: it is told, not raised
+            found.error = error
+        except StopReplay:
+            raise failed[0] from None
+        finally:
+            watcher.forget()
+            watcher.observer = None
+
+    def _find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        models = find_modules(self.fn, args, kwargs)
+        if isinstance(self.fn, torch.nn.Module):
+            models = {"": self.fn}
+        elif len(models) == 1:
+            models = {"": next(iter(models.values()))}
+        self.models.refs = [(name, weakref.ref(model)) for name, model in models.items()]
+
+
+def observe(
+    target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], observer: Observer
+) -> Observed:
+    """Run a target once, show each operation, and leave no trace."""
+    with Sight(target) as sight:
+        return sight.run(args, kwargs, observer)
+
+
+@contextmanager
+def _updates(watcher: Watcher) -> Iterator[None]:
+    """Tell the watcher while an optimizer steps."""
+
+    def begins(*_: object) -> None:
+        watcher.updating = True
+
+    def ends(*_: object) -> None:
+        watcher.updating = False
+
+    handles = [
+        register_optimizer_step_pre_hook(begins),
+        register_optimizer_step_post_hook(ends),
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,206 @@
+"""One run, operation by operation: what is shown, what may be replaced, and what is left."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import anynan
+from anynan._trace.observing import observe
+from anynan._trace.op import Op, RerunError
+
+
+class Gated(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.norm = torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4)
+        self.counter = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.counter += 1
+        h = torch.nn.functional.dropout(self.norm(self.up(x)), 0.5)
+        return torch.relu_(h) * x
+
+
+class Training:
+    def __init__(self) -> None:
+        self.model = Gated()
+        self.optimizer = torch.optim.Adam(self.model.parameters())
+        self.seen: list[float] = []
+
+    def step(self, x: torch.Tensor) -> torch.Tensor:
+        self.optimizer.zero_grad()
+        loss = self.model(x).square().mean()
+        loss.backward()
+        self.optimizer.step()
+        self.seen.append(loss.item())
+        return loss
+
+    def state(self) -> Any:
+        tensors = [*self.model.state_dict().values(), *(p.grad for p in self.model.parameters())]
+        state = self.optimizer.state_dict()["state"]
+        tensors += [x for held in state.values() for x in held.values()]
+        numbers = self.model.counter, list(self.seen), len(state)
+        return [None if x is None else x.clone() for x in tensors], numbers, torch.get_rng_state()
+
+
+def _names(target: Callable[..., Any], *args: Any, of: str = "name") -> list[Any]:
+    found: list[Any] = []
+    observe(target, args, {}, lambda op: found.append(getattr(op, of)))
+    return found
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(_same, a, b))
+    return bool(a == b)
+
+
+def test_operations_are_shown_in_order_with_their_place() -> None:
+    ops: list[tuple[Any, ...]] = []
+    model = Gated()
+
+    def see(op: Op) -> None:
+        assert op.source is not None
+        ops.append((op.name, op.layer, op.phase, op.source.text))
+
+    observe(model, (torch.randn(3, 4),), {}, see)
+    names = [name for name, *_ in ops]
+    assert names.index("linear") < names.index("batch_norm") < names.index("relu")
+    assert (
+        "linear",
+        "up",
+        "forward",
+        "h = torch.nn.functional.dropout(self.norm(self.up(x)), 0.5)",
+    ) in ops
+    assert ops[-1][:3] == ("multiply", "", "forward")
+
+
+def test_a_gradient_names_its_forward_operation_and_an_update_its_phase() -> None:
+    ops: list[tuple[str, int, int | None, str]] = []
+    training = Training()
+    x = torch.randn(3, 4)
+    observe(
+        training.step, (x,), {}, lambda op: ops.append((op.name, op.number, op.forward, op.phase))
+    )
+    (forward,) = [n for name, n, _, phase in ops if (name, phase) == ("linear", "forward")]
+    gradients = {of for name, _, of, phase in ops if (name, phase) == ("linear", "backward")}
+    assert gradients == {forward}
+    assert [phase for name, *_, phase in ops if name == "addcdiv"] == ["optimizer"] * 4
+    assert ("mean", "loss") in {(name, phase) for name, *_, phase in ops}
+
+
+def test_a_training_step_is_left_as_it_was_bit_for_bit() -> None:
+    training, x = Training(), torch.randn(3, 4)
+    for _ in range(2):
+        before, held = training.state(), [*training.model.parameters()]
+        versions = [p._version for p in held]
+        found = observe(training.step, (x,), {}, lambda op: None)
+        assert found.error is None
+        assert not found.notes
+        assert _same(before, training.state())
+        assert [p._version for p in held] == versions
+        training.step(x)  # and once more with an optimizer that holds a state
+
+
+def test_what_a_step_gives_does_not_depend_on_who_looks() -> None:
+    training, x = Training(), torch.randn(3, 4)
+    shown = observe(training.step, (x,), {}, lambda op: None).value
+    assert torch.equal(shown.detach(), training.step(x).detach())
+
+
+def test_an_observer_puts_its_own_results_in() -> None:
+    def half(op: Op) -> Any:
+        return [x.to(torch.float16).to(x.dtype) for x in op.outputs] if op.name == "exp" else None
+
+    x = torch.tensor([0.1, 12.0])
+    found = observe(torch.exp, (x,), {}, half).value
+    assert torch.equal(found, torch.exp(x).half().float())
+    assert torch.isinf(found[1])
+
+
+def test_results_written_in_place_are_replaced_in_place_and_the_argument_is_not() -> None:
+    def write(x: torch.Tensor) -> torch.Tensor:
+        y = x.add_(1)
+        return y * 2
+
+    x = torch.ones(2)
+    zero = lambda op: [torch.zeros(2)] if op.written else None  # noqa: E731
+    assert observe(write, (x,), {}, zero).value.tolist() == [0.0, 0.0]
+    assert x.tolist() == [1.0, 1.0]
+
+
+def test_an_operation_is_run_again_in_another_dtype_and_on_other_numbers() -> None:
+    found: dict[str, Any] = {}
+
+    def see(op: Op) -> None:
+        if op.name == "multiply":
+            found["half"] = op.rerun(dtype="float16")
+            found["other"] = op.rerun({"self": torch.zeros(2)})
+            found["inputs"] = {name: x.clone() for name, x in op.inputs}
+
+    x = torch.tensor([400.0, 2.0])
+    observe(lambda x: x.mul_(x), (x,), {}, see)
+    assert found["half"][0].dtype == torch.float16
+    assert torch.isinf(found["half"][0][0])
+    assert found["other"][0].tolist() == [0.0, 0.0]
+    assert found["inputs"]["self"].tolist() == [400.0, 2.0], "as it was before"
+
+
+def test_a_draw_cannot_be_run_again_and_says_so() -> None:
+    def see(op: Op) -> None:
+        if op.name == "random":
+            op.rerun()
+
+    with pytest.raises(RerunError, match="draws random numbers"):
+        observe(lambda x: x.bernoulli_(0.5), (torch.ones(2),), {}, see)
+
+
+def test_an_operand_leads_back_to_the_input() -> None:
+    kept: list[torch.Tensor] = []
+    x = torch.randn(3, requires_grad=True)
+
+    def see(op: Op) -> None:
+        if op.name == "log":
+            kept.extend(x for _, x in op.inputs)
+
+    observe(lambda x: torch.sigmoid(x).log().sum(), (x,), {}, see)
+    (slope,) = torch.autograd.grad(kept[0].min(), x)
+    assert slope.count_nonzero() == 1
+
+
+def test_an_exception_is_told_and_trackers_go_on_afterwards() -> None:
+    def fails(x: torch.Tensor) -> torch.Tensor:
+        model(x)
+        msg = "no"
+        raise ValueError(msg)
+
+    model = Gated()
+    with anynan.torch.track(model, action="record") as tracker:
+        found = observe(fails, (torch.full((3, 4), float("nan")),), {}, lambda op: None)
+        assert isinstance(found.error, ValueError)
+        assert not tracker.events
+        model(torch.full((3, 4), float("nan")))
+        assert tracker.events
+
+
+def test_an_exception_of_the_observers_is_raised_and_all_is_put_back() -> None:
+    training, x = Training(), torch.randn(3, 4)
+    before = copy.deepcopy(training.state())
+
+    def stop(op: Op) -> None:
+        if op.phase == "optimizer":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        observe(training.step, (x,), {}, stop)
+    assert _same(before, training.state())
+
+
+def test_what_no_framework_runs_is_refused_by_name() -> None:
+    with pytest.raises(TypeError, match=r"observe\(\) cannot run a str"):
+        observe("model", (), {}, lambda op: None)
