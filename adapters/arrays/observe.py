@@ -116,20 +116,15 @@ class ArrayOp(Op):
         args: tuple[Any, ...], kwargs: dict[str, Any], results: Sequence[TrackedArray],
         before: Any, writes: TrackedArray | None,
     ) -> None:  # fmt: skip
-        self.number, self.name, self.raw = number, name, raw
+        self.number, self.name, self.kernel, self.raw = number, name, name, raw
         self._tape, self._function, self._args, self._kwargs = tape, function, args, kwargs
         self._results, self._before, self._writes = results, before, writes
         self.written = writes is not None
         layer = context.scope_path()
-        self._layer = None if layer == tape.base else layer
+        self.layer = None if layer == tape.base else layer
         self.frame: FrameType | None = sys._getframe(1)  # until the observer has seen it
         self.call = 0
         self.phase: Phase = "forward"
-
-    @property
-    def layer(self) -> str | None:
-        """Give the path of the scope it is in."""
-        return self._layer
 
     @cached_property
     def source(self) -> Source | None:
