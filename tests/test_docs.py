@@ -34,7 +34,8 @@ FENCE = re.compile(r"^```(?P<lang>[a-z]*)\n(?P<body>.*?)^```$", re.MULTILINE | r
 # A report that a page shows again: the page that runs it, and which of its text blocks it is.
 AGAIN = re.compile(r"<!-- from (\S+) (\d+) -->\n```text\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # The last digits of a computed value are the processor's own.
-INEXACT = re.compile(r"\d+\.\d+(e[+-]?\d+)?|[ \t]+")
+# A large norm is shown without a point.
+INEXACT = re.compile(r"\d+\.\d+(e[+-]?\d+)?|(?<=norm )[\d,]+|[ \t]+")
 
 
 @dataclass
