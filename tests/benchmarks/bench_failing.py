@@ -193,6 +193,53 @@ def jax_rows() -> Iterator[Row]:
                 partial(make, depth, level),
                 "JAX, track(step)", f"{depth} layers", level,
             )  # fmt: skip
+    for level in ("step", "layer"):
+        yield measure(partial(nested, level), "JAX, track(training)", "3 loops, nested", level)
+
+
+def nested(level: Any) -> Step:
+    """Make a whole training in one jit: loops over updates, epochs and batches.
+
+    Args:
+        level: What it is tracked at.
+    """
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    from jax import lax
+
+    def loss_of(params: Any, x: Any) -> Any:
+        for weight, bias in params:
+            x = jnp.tanh(x @ weight + bias)
+        scaled = (x - x.mean()) / x.std()
+        return jnp.mean(jnp.minimum(scaled * jnp.exp(x), jnp.clip(jnp.exp(x), 0.8, 1.2)))
+
+    def update(state: Any, x: Any) -> Any:
+        params, means = state
+        grads = jax.grad(loss_of)(params, x)
+        means = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, means, grads)
+        return (jax.tree.map(lambda p, m: p - 1e-3 * m, params, means), means), None
+
+    def train(state: Any, x: Any) -> Any:
+        def epochs(state: Any, key: Any) -> Any:
+            batches = jax.random.permutation(key, x).reshape(4, 16, 8)
+            return lax.scan(update, state, batches)
+
+        def updates(state: Any, key: Any) -> Any:
+            return lax.scan(epochs, state, jax.random.split(key, 2))[0], None
+
+        return lax.scan(updates, state, jax.random.split(jax.random.key(0), 3))[0]
+
+    tracked: Any = anynan.jax.track(jax.jit(train), level=level, action="record")
+    params = [(jnp.eye(8), jnp.zeros(8)) for _ in range(6)]
+    held = [(params, jax.tree.map(jnp.zeros_like, params))]
+    good = np.random.default_rng(0).normal(size=(64, 8)).astype(np.float32)
+
+    def step(bad: bool) -> None:
+        held[0] = tracked(held[0], np.where(np.arange(8) == 0, np.nan, good) if bad else good)
+        jax.block_until_ready(held[0])
+
+    return step
 
 
 def keras_rows() -> Iterator[Row]:

@@ -219,7 +219,7 @@ def deep(depth):
 
 
 @pytest.mark.parametrize("depth", [2, 3, 4])
-def test_what_is_compiled_for_a_report_grows_with_the_depth_alone(depth, monkeypatch):
+def test_what_is_compiled_for_a_report_is_the_same_for_any_depth_of_loops(depth, monkeypatch):
     from anynan.jax.replay import flags, records, zoom
 
     compiled = []
@@ -233,8 +233,51 @@ def test_what_is_compiled_for_a_report_grows_with_the_depth_alone(depth, monkeyp
     event = caught.value.event
     assert (event.operation.name, event.iteration) == ("log", 1)
     assert event.cause.evidence == "log(-0.5)"
-    # The program and each loop once for words, once for values; the NaN or not, and the fix.
-    assert len(compiled) <= 2 * (depth + 1) + 3
+    # The bad rounds, what is read in them, the values of the record; and the fix.
+    assert len(compiled) == 4
+
+
+def test_a_fix_that_is_not_enough_takes_no_second_look_into_loops_in_loops(monkeypatch):
+    from anynan.jax.replay import flags, zoom
+
+    compiled = []
+    for module in (flags, zoom):
+        real = module.jit_once
+        monkeypatch.setattr(
+            module, "jit_once", lambda fn, real=real: compiled.append(fn) or real(fn)
+        )
+
+    def fn(x):
+        def inner(c, _):
+            return (x - 1) / (c - c), None
+
+        return lax.scan(lambda c, _: (lax.scan(inner, c, None, length=2)[0], None), x, length=2)[0]
+
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        anynan.jax.track(lambda x: jnp.log(fn(x) - 1e30).sum())(jnp.ones(2))
+    event = caught.value.event
+    assert event.operation.name == "divide"
+    assert event.tried is None
+    assert len(compiled) == 4
+
+
+def test_a_loop_in_a_branch_of_a_loop_runs_as_it_is():
+    def fn(x):
+        def inner(c, t):
+            return c - t, jnp.log(c - 1.5)
+
+        def branch(c):
+            return lax.scan(inner, c, jnp.arange(3.0))[1].sum()
+
+        def outer(c, t):
+            return c, lax.cond(t > 0, branch, lambda c: c, c)
+
+        return lax.scan(outer, x, jnp.arange(3.0))[1].sum()
+
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        anynan.jax.track(fn)(jnp.float32(2.0))
+    event = caught.value.event
+    assert event.operation.source.function == "branch"
 
 
 def test_the_first_bad_round_of_every_loop_is_looked_at():

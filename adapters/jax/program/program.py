@@ -125,7 +125,7 @@ class Program:
         self._operations: Operations | None = None
         self.replays: dict[Any, Any] = {}
         # What a second run looked at, where loops are in loops.
-        self.levels: list[Any] = []
+        self.look: Any = None
         # What binds its callbacks in a second run, None where they are run as they are.
         self.catcher: Any = None
         self.chosen: set[str] | None = None

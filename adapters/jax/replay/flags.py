@@ -55,12 +55,10 @@ def _zoomed(
 ) -> dict[int, Flag]:
     values = program.graph.values
     found = {i: Flag(0, (0,) * values[i].loops) for i in wanted}
-    program.levels = []
-    for level, made in look(program, arrays, wanted, extra):
-        program.levels.append(level)
-        for item in made:
-            flag = found[item.probe.key] = _flag(item, item.data)
-            flag.its = level.its
+    program.look = seen = look(program, arrays, wanted)
+    for item in seen.read(wanted, extra):
+        flag = found[item.probe.key] = _flag(item, item.data)
+        flag.its = seen.of(item.probe.key) or ()
     return found
 
 

@@ -37,7 +37,7 @@ from anynan.jax.program.evaluator import jit_once
 from anynan.jax.program.program import Program
 from anynan.jax.read import probes
 from anynan.jax.read.readings import Plan
-from anynan.jax.replay import saving, zoom
+from anynan.jax.replay import saving
 from anynan.jax.replay.rounds import LoopIndex, LoopIterations, order
 from anynan.jax.replay.spoilt import blame
 
@@ -72,7 +72,7 @@ class Recorder:
     ) -> None:
         self.program, self.found = program, found
         self.graph, self.operations = program.graph, program.operations()
-        looked = {level.path: level.its for level in program.levels if level.path}
+        looked = None if program.look is None else program.look.its
         self.rounds = LoopIterations(self.graph, self.operations, found, looked)
         # Where bad values arrived, and in which round: first of all, and first as NaN.
         self.arrived = [(point, its) for point in points for its in self._first(point.value)]
@@ -143,9 +143,9 @@ class Recorder:
                     break
                 wanted.add(key)
         wanted.update((index, ()) for index in self.program.spoilt(self.found))
-        if self.program.levels:
-            self.held = zoom.capture(self.program.levels, self.program, wanted)
-            self.program.levels = []  # a second run is not kept alive
+        if self.program.look is not None:
+            self.held = self.program.look.capture(wanted)
+            self.program.look = None  # a second run is not kept alive
         else:
             self.held = self._whole(wanted)
         self._sure()

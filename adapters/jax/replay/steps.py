@@ -82,6 +82,20 @@ class Step:
         same = [replace(x, value=point.value) == point for x in self.watch.points]
         return same.index(True) if True in same else 0
 
+    def held(self, index: int) -> Any:
+        """Give the array of a value that went in or came out, None if it is not at hand.
+
+        Args:
+            index: Number of the value.
+        """
+        argument = self.program.graph.values[index].argument
+        if argument is not None:
+            return alive(self.arrays[argument])
+        results = self.program.graph.results
+        at = results.index(index) if self.outs and index in results else None
+        # In the place of a state that is bad the old one may have been put.
+        return None if at is None or at in self.watch.restored else alive(self.outs[at])
+
     def inputs(self) -> list[Any]:
         """Give the arrays to run the step with again.
 

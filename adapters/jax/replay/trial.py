@@ -73,8 +73,6 @@ def _run(step: Step, program: Program, arrays: list[Any]) -> Attempt | None:
         if program.differentiated:
             seen.loss, seen.gradient_norm = _loss(program, points, found), _norm(program, found)
         return seen
-    if nested(program, found):  # another look inside takes longer than the first step did
-        return None
     words = {point.value: found[point.value].word for point in points}
     bad = masks_last([point for point in points if words[point.value]], words)
     operations = program.operations().ops
@@ -85,7 +83,8 @@ def _run(step: Step, program: Program, arrays: list[Any]) -> Attempt | None:
     everything = {i for op in operations for i in op.outs}.union(words)
     chosen |= everything.intersection(i for op in slopes for i in (*op.outs, *op.ins))
     for values in (chosen, everything):  # what was bad first may be expected to be
-        if len(values) > 4 * MOST:  # that would take longer than the first look at the step did
+        # That would take longer than the first look at the step did.
+        if len(values) > 4 * MOST or nested(program, values):
             return None
         found = flags(program, arrays, dict.fromkeys(values, "sum"))
         seen.bad = any(_made_bad(op, found) for op in slopes)

@@ -1,12 +1,13 @@
 """Look into nested loops round by round: only the first bad round of each is read.
 
-A compiler takes minutes over hundreds of readings of every round of loops in loops. So each loop
-runs as it is and keeps what its first bad round was given. The body is evaluated then with that,
-as a program of its own, and so on inward: what is compiled grows with the depth alone.
+A compiler takes minutes over hundreds of readings of every round of loops in loops. So the program
+runs once as it is, and keeps of each loop what its first bad round was given. It runs a second time
+with that one round in the place of each loop, and nothing is left in it but operations in a row.
+What is compiled is the same for any depth of loops.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -14,10 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from anynan.jax.graphs.bodies import REMAT, Body, bodies
-from anynan.jax.graphs.versions import scanned
-from anynan.jax.program.evaluator import CALLBACKS, Evaluator, jit_once
+from anynan.jax.graphs.bodies import JITS, Body, bodies
+from anynan.jax.program.evaluator import CALLBACKS, Evaluator, jit_once, placed, silent
 from anynan.jax.program.program import Program
+from anynan.jax.program.watch import SMALL
 from anynan.jax.read import probes
 from anynan.jax.read.readings import Emission, Path, Plan, Probe
 
@@ -25,47 +26,29 @@ _LOOPS = frozenset({"scan", "while"})
 
 
 @dataclass
-class Level:
-    """Hold one round of a loop, or the program itself, with what it was given.
+class Round:
+    """Hold the first bad round of a loop, in the first bad round of each loop around it.
 
     Attributes:
-        path: Of its jaxpr in the program.
-        its: The round of each loop around it, outermost first.
-        jaxpr: What runs.
-        consts: Values of its constants.
-        args: What it was given.
-        outs: What it gave.
-    """
-
-    path: Path
-    its: tuple[int, ...]
-    jaxpr: Any
-    consts: Any
-    args: list[Any]
-    outs: Any = None
-
-
-@dataclass
-class _Seen:
-    """Hold what is known of a loop that ran.
-
-    Attributes:
-        path: Of its body.
-        body: Its body.
-        consts: What every round is given.
-        at: The first bad round, -1 for none.
-        given: What that round was given beside it.
+        at: Which it is, -1 for none.
+        given: What it was given beside what every round is.
+        outs: What the loop gave.
         worst: The worst word in what the loop gave.
         before: The worst word in what that round was given.
+        inner: The loops inside of it, in order.
     """
 
-    path: Path
-    body: Body
-    consts: list[Any]
     at: Any
-    given: list[Any]
+    given: Any
+    outs: Any
     worst: Any
     before: Any
+    inner: Any
+
+
+jax.tree_util.register_dataclass(
+    Round, ["at", "given", "outs", "worst", "before", "inner"], meta_fields=[]
+)
 
 
 def nested(program: Program, wanted: Any) -> bool:
@@ -77,195 +60,295 @@ def nested(program: Program, wanted: Any) -> bool:
     )
 
 
-class _Loops(Evaluator):
-    """Evaluate one level; its loops run as they are, and keep what their first bad round gets."""
+@dataclass
+class Nest:
+    """Say which loops of a program are looked into.
 
-    def __init__(self, plan: Plan, least: Any, quiet: Plan) -> None:
-        super().__init__(plan)
-        self.least, self.quiet = least, quiet
-        self.seen: list[_Seen] = []
-        self.closed = False
+    Attributes:
+        inside: Paths that hold what is looked for.
+        quiet: Has the rest run as it is, but for what calls back to the host.
+    """
+
+    inside: set[Path]
+    quiet: Plan
+
+    def opens(self, eqn: Any, path: Path) -> Body | None:
+        """Give the body of an equation that is run through: of a loop, or of a call."""
+        name = eqn.primitive.name
+        # What is made in a branch does not leave it.
+        if path not in self.inside or name == "cond" or (name in JITS and placed(eqn)):
+            return None
+        found = bodies(eqn)
+        if not found or silent(eqn) or (name == "scan" and not eqn.params["length"]):
+            return None
+        if name == "while" and eqn.params["cond_jaxpr"].out_avals[0].shape:
+            return None  # under vmap, where lanes end apart
+        return found[0]
+
+    def loops(self, jaxpr: Any, path: Path = ()) -> Iterator[tuple[Path, Any, Body]]:
+        """Walk the loops of a jaxpr in order, and not those inside of them."""
+        for i, eqn in enumerate(jaxpr.eqns):
+            inner = (*path, i)
+            body = self.opens(eqn, inner)
+            if body is not None and body.kind in _LOOPS:
+                yield inner, eqn, body
+            elif body is not None:
+                yield from self.loops(body.jaxpr, inner)
+
+    def paths(self, jaxpr: Any, path: Path = ()) -> Iterator[Path]:
+        """Walk the paths of all loops."""
+        for inner, _, body in self.loops(jaxpr, path):
+            yield inner
+            yield from self.paths(body.jaxpr, inner)
+
+    def blank(self, jaxpr: Any, path: Path) -> list[Round]:
+        """Give what is known of the loops of a jaxpr before it runs."""
+        found = []
+        for inner, eqn, body in self.loops(jaxpr, path):
+            avals = [var.aval for var in body.jaxpr.invars[body.fixed :]]
+            given, outs = (
+                [jnp.zeros(x.shape, x.dtype) for x in mine]
+                for mine in (avals, [var.aval for var in eqn.outvars])
+            )
+            fine, inside = jnp.float32(0), self.blank(body.jaxpr, inner)
+            found.append(Round(jnp.int32(-1), given, outs, fine, fine, inside))
+        return found
+
+
+class _Search(Evaluator):
+    """Run a program as it is; its loops keep what their first bad round gets."""
+
+    def __init__(self, nest: Nest, least: dict[Path, Any]) -> None:
+        super().__init__(nest.quiet)
+        self.nest, self.least = nest, least
+        self.seen: list[Round] = []
 
     def _equation(self, eqn: Any, ins: list[Any], path: Path) -> tuple[list[Any], list[Emission]]:
-        name = eqn.primitive.name
-        if path not in self.plan.inside:
-            return super()._equation(eqn, ins, path)
-        if name in _LOOPS:
-            (body,) = bodies(eqn)
-            if self.closed or not (found := self._loop(eqn, body, ins, body.path(path))):
-                return Evaluator(self.quiet)._equation(eqn, ins, path)
-            return found, []
-        closed = self.closed
-        # What is made in a branch does not leave it.
-        self.closed = closed or name == "cond"
-        try:
-            if name in REMAT and not closed:
-                (body,) = bodies(eqn)
-                return self.run(body.jaxpr, body.consts, ins, body.path(path))
-            return super()._equation(eqn, ins, path)
-        finally:
-            self.closed = closed
+        body = self.nest.opens(eqn, path)
+        if body is None:
+            return Evaluator(self.nest.quiet)._equation(eqn, ins, path)
+        if body.kind not in _LOOPS:
+            return self.run(body.jaxpr, body.consts, ins, path)
+        found = self._loop(eqn, body, ins, path)
+        self.seen.append(found)
+        return list(found.outs), []
 
-    def _loop(self, eqn: Any, body: Body, ins: list[Any], path: Path) -> list[Any] | None:
-        p = eqn.params
-        scan = eqn.primitive.name == "scan"
-        first, count = scanned(p) if scan else (p["cond_nconsts"], p["body_nconsts"])
-        second = first + count
-        consts = ins[:first] if scan else ins[first:second]
-        carry, xs = (ins[first:second], ins[second:]) if scan else (ins[second:], [])
-        if scan and not p["length"]:
-            return None
-        start = [_code(x) for x in carry]
+    def _loop(self, eqn: Any, body: Body, ins: list[Any], path: Path) -> Round:
+        p, first = eqn.params, body.skip + body.fixed
+        last = first + body.carried
+        consts, carry, xs = ins[body.skip : first], ins[first:last], ins[last:]
+        start, least = _words(carry), self.least[path]
 
-        def round_(values: Any, x: Any, at: Any, kept: Any, it: Any) -> Any:
-            given = [*consts, *values, *x]
-            outs, _ = Evaluator(self.quiet).run(body.jaxpr, body.consts, given, path)
-            words = [_code(out) for out in outs]
-            came = [*start, *(jnp.float32(0) for _ in outs[len(start) :])]
-            bad = [(a >= self.least) & (a > b) for a, b in zip(words, came, strict=True)]
-            now = jnp.any(jnp.stack(bad)) & (at < 0) if bad else jnp.asarray(False)
-            kept = lax.cond(now, lambda a, _: a, lambda _, b: b, [*values, *x], kept)
-            return outs, jnp.where(now, it, at), kept
+        def turn(state: Any, x: Any) -> Any:
+            values, at, kept, count = state
+            inside = _Search(self.nest, self.least)
+            outs, _ = inside.run(body.jaxpr, body.consts, [*consts, *values, *x], path)
+            words = _words(outs)
+            came = jnp.pad(start, (0, len(outs) - len(carry)))
+            now = jnp.any((words >= least) & (words > came)) & (at < 0)
+            mine = [*values, *x], inside.seen
+            kept = lax.cond(now, lambda a, _: a, lambda _, b: b, mine, kept)
+            it = p["length"] - 1 - count if p.get("reverse") else count
+            state = outs[: len(carry)], jnp.where(now, it, at), kept, count + 1
+            return state, outs[len(carry) :]
 
-        none = jnp.int32(-1)
-        if scan:
-
-            def step(state: Any, x: Any) -> Any:
-                values, at, kept, count = state
-                it = p["length"] - 1 - count if p["reverse"] else count
-                outs, at, kept = round_(values, x, at, kept, it)
-                return (outs[: len(carry)], at, kept, count + 1), outs[len(carry) :]
-
-            kept = [*carry, *(x[0] for x in xs)]
-            (values, at, kept, _), ys = lax.scan(
-                step, (list(carry), none, kept, jnp.int32(0)), list(xs), length=p["length"],
-                reverse=p["reverse"],
-            )  # fmt: skip
+        kept = [*carry, *(x[0] for x in xs)], self.nest.blank(body.jaxpr, path)
+        begin = list(carry), jnp.int32(-1), kept, jnp.int32(0)
+        if body.kind == "scan":
+            (values, at, (given, inner), _), ys = lax.scan(
+                turn, begin, list(xs), length=p["length"], reverse=p["reverse"]
+            )
             outs = [*values, *ys]
         else:
             cond = p["cond_jaxpr"]
 
             def going(state: Any) -> Any:
-                return jax.core.eval_jaxpr(cond.jaxpr, cond.consts, *ins[:first], *state[0])[0]
+                args = *ins[: body.skip], *state[0]
+                return jax.core.eval_jaxpr(cond.jaxpr, cond.consts, *args)[0]
 
-            if cond.out_avals[0].shape:  # under vmap, where lanes end apart
-                return None
-
-            def turn(state: Any) -> Any:
-                values, at, kept, count = state
-                outs, at, kept = round_(values, [], at, kept, count)
-                return outs, at, kept, count + 1
-
-            outs, at, kept, _ = lax.while_loop(
-                going, turn, (list(carry), none, list(carry), jnp.int32(0))
-            )
-        worst, before = _worst(outs), _worst(kept)
-        self.seen.append(_Seen(path, body, list(consts), at, kept, worst, before))
-        return list(outs)
+            outs, at, (given, inner), _ = lax.while_loop(going, lambda s: turn(s, [])[0], begin)
+        worst, before = (jnp.max(_words(x), initial=0) for x in (outs, given))
+        return Round(at, given, list(outs), worst, before, inner)
 
 
-def look(program: Program, arrays: list[Any], wanted: dict[int, Any], extra: Any) -> Iterator[Any]:
-    """Run a program with values read: outside of loops, and in the first bad round of each.
+class _OneRound(Evaluator):
+    """Evaluate a program with one round in the place of each loop that was looked into."""
 
-    Yields:
-        A level, the readings taken there, and the bodies of its loops where nothing was bad.
+    def __init__(self, plan: Plan, nest: Nest, rounds: dict[Path, Round]) -> None:
+        super().__init__(plan)
+        self.nest, self.rounds = nest, rounds
+
+    def _equation(self, eqn: Any, ins: list[Any], path: Path) -> tuple[list[Any], list[Emission]]:
+        body, found = self.nest.opens(eqn, path), self.rounds.get(path)
+        if body is not None and found is not None:
+            made: list[Emission] = []
+            if path in self.plan.inside:
+                given = [*ins[body.skip : body.skip + body.fixed], *found.given]
+                _, made = self.run(body.jaxpr, body.consts, given, path)
+            return list(found.outs), made
+        if path not in self.plan.inside or eqn.primitive.name in _LOOPS:
+            return Evaluator(self.nest.quiet)._equation(eqn, ins, path)
+        if body is None:
+            return super()._equation(eqn, ins, path)
+        return self.run(body.jaxpr, body.consts, ins, path)
+
+
+@dataclass
+class Look:
+    """Hold one round of each loop of a program that ran.
+
+    Attributes:
+        program: What ran.
+        nest: Its loops.
+        arrays: What it was given.
+        outs: What it gave.
+        rounds: The first bad round of each loop, by the path of its body.
+        its: The number of that round, and of those around it.
     """
-    quiet = Plan(replaying=True)
-    for node in program.graph.nodes:
-        if node.name in CALLBACKS:
-            quiet.open(node.path)
-    closed = program.closed
-    todo = [Level((), (), closed.jaxpr, closed.consts, list(arrays))]
-    while todo:
-        level = todo.pop(0)
-        plan = Plan(replaying=True, extra=extra)
+
+    program: Program
+    nest: Nest
+    arrays: list[Any]
+    outs: list[Any]
+    rounds: dict[Path, Round] = field(default_factory=dict)
+    its: dict[Path, tuple[int, ...]] = field(default_factory=dict)
+
+    def take(self, jaxpr: Any, seen: list[Round], path: Path = ()) -> dict[Path, int]:
+        """Take the rounds of the loops of a jaxpr, and of those inside of these rounds.
+
+        Returns:
+            The worst word in what each round was given, or in what the loop gave if none was bad.
+        """
+        words: dict[Path, int] = {}
+        for (inner, _, body), mine in zip(self.nest.loops(jaxpr, path), seen, strict=True):
+            at = int(mine.at)
+            self.rounds[inner] = mine
+            words[inner] = int(mine.worst if at < 0 else mine.before)
+            if at >= 0:
+                self.its[inner] = (*self.its.get(path, ()), at)
+                words |= self.take(body.jaxpr, mine.inner, inner)
+        return words
+
+    def of(self, index: int) -> tuple[int, ...] | None:
+        """Give the round in which a value is read, None if it is in no round that was kept."""
+        value = self.program.graph.values[index]
+        mine = [its for path, its in self.its.items() if value.path[: len(path)] == path]
+        found = max(mine, key=len, default=())
+        return found if len(found) == value.loops else None
+
+    def read(self, wanted: dict[int, Any], extra: tuple[str, ...] = ()) -> list[Emission]:
+        """Run the program with one round in the place of each loop, and values read.
+
+        Args:
+            wanted: What to read of which value.
+            extra: Further statistics beside the ends.
+        """
+        plan, made = Plan(replaying=True, extra=extra), list[Emission]()
+        beside: set[int] = set()
         for number, (index, what) in enumerate(wanted.items()):
-            value = program.graph.values[index]
-            if value.path[: len(level.path)] != level.path:
+            value = self.program.graph.values[index]
+            if self.of(index) is None:
                 continue
-            if value.loops == len(level.its):
-                plan.add(value.path, value.var, Probe(index, what, (), number))
-            else:
-                plan.open(value.path)
-        found, seen = _run(level, plan, quiet, len(wanted))
-        for loop in seen:
-            if int(loop.at) >= 0 and loop.path in plan.inside:
-                its, body = (*level.its, int(loop.at)), loop.body
-                given = [*loop.consts, *loop.given]
-                todo.append(Level(loop.path, its, body.jaxpr, body.consts, given))
-        yield level, found
+            if what == "sum" and value.aval.size <= SMALL:
+                beside.add(index)
+            mine: Any = "value" if index in beside else what
+            plan.add(value.path, value.var, Probe(index, mine, (), number))
+
+        def run(factors: Any, rounds: list[Round], *inner: Any) -> list[Any]:
+            plan.factors = factors
+            ev = _OneRound(plan, self.nest, dict(zip(self.rounds, rounds, strict=True)))
+            closed = self.program.closed
+            _, found = ev.run(closed.jaxpr, closed.consts, inner)
+            small = [item for item in found if item.probe.key in beside]
+            made[:] = [item for item in found if item.probe.key not in beside]
+            made.extend(_beside(small, factors))
+            return [item.data for item in made]
+
+        factors = probes.scales(len(wanted))
+        data = jit_once(run)(factors, list(self.rounds.values()), *self.arrays)
+        return [Emission(item.probe, x) for item, x in zip(made, data, strict=True)]
+
+    def capture(self, wanted: Any) -> dict[Any, Any]:
+        """Give the arrays of values in the rounds that were looked at.
+
+        Args:
+            wanted: Numbers of the values, with the round of each loop around them.
+        """
+        mine = [key for key in wanted if self.of(key[0]) == key[1]]
+        results = dict(zip(self.program.graph.results, self.outs, strict=True))
+        held = {key: results[key[0]] for key in mine if key[0] in results}
+        rest = {index: "value" for index, its in mine if (index, its) not in held}
+        found = self.read(rest) if rest else []
+        return held | {(x.probe.key, self.of(x.probe.key)): x.data for x in found}
 
 
-def _run(level: Level, plan: Plan, quiet: Plan, count: int) -> tuple[list[Emission], list[_Seen]]:
-    made: list[Emission] = []
-    seen: list[_Seen] = []
-
-    def run(factors: Any, least: Any, *inner: Any) -> Any:
-        plan.factors = factors
-        evaluator = _Loops(plan, least, quiet)
-        outs, found = evaluator.run(level.jaxpr, level.consts, inner, level.path)
-        made[:], seen[:] = found, evaluator.seen
-        loops = [[s.consts, s.at, s.given, s.worst, s.before] for s in evaluator.seen]
-        return outs, [item.data for item in found], loops
-
-    compiled = jit_once(run)
-    factors = probes.scales(count)
-
-    def read(least: int) -> tuple[Any, list[_Seen]]:
-        level.outs, data, loops = compiled(factors, np.float32(least), *level.args)
-        return data, [_Seen(s.path, s.body, *parts) for s, parts in zip(seen, loops, strict=True)]
-
-    data, ran = read(probes.NAN)
-    # An Inf that came before is what the NaN was made of.
-    first = [int(s.worst if int(s.at) < 0 else s.before) for s in ran]
-    lower = min((word for word in first if word), default=0)
-    if lower:
-        _, again = read(min(lower, probes.POSINF))
-        ran = [b if word else a for a, b, word in zip(ran, again, first, strict=True)]
-    data = jax.device_get(data)
-    return [Emission(item.probe, x) for item, x in zip(made, data, strict=True)], ran
-
-
-def capture(levels: list[Level], program: Program, wanted: Any) -> dict[Any, Any]:
-    """Give the arrays of values in the rounds that were looked at.
+def look(program: Program, arrays: list[Any], wanted: Any) -> Look:
+    """Run a program, and keep the first bad round of each loop that a value is in.
 
     Args:
-        levels: The program, and the rounds.
-        program: The program.
-        wanted: Numbers of the values, with the round of each loop around them.
+        program: What to run.
+        arrays: Its arguments.
+        wanted: Numbers of the values.
     """
-    held: dict[Any, Any] = {}
-    values = program.graph.values
-    for level in levels:
-        mine = [
-            (index, its)
-            for index, its in wanted
-            if its == level.its and values[index].path[: len(level.path)] == level.path
-        ]
-        if not level.path:
-            results = dict(zip(program.graph.results, level.outs, strict=True))
-            held.update((key, results[key[0]]) for key in mine if key[0] in results)
-            mine = [key for key in mine if key not in held]
-        if not mine:
-            continue
-        plan = Plan(replaying=True)
-        for index, _ in mine:
-            plan.add(values[index].path, values[index].var, Probe(index, "value"))
-        order: list[int] = []
+    graph, quiet, opened = program.graph, Plan(replaying=True), Plan()
+    for node in graph.nodes:
+        if node.name in CALLBACKS:
+            quiet.open(node.path)
+    for index in wanted:
+        opened.open(graph.values[index].path)
+    nest = Nest(opened.inside, quiet)
+    closed = program.closed
+    least = dict.fromkeys(nest.paths(closed.jaxpr), probes.NAN)
 
-        def run(*inner: Any, level: Level = level, plan: Plan = plan, order: Any = order) -> Any:
-            _, found = Evaluator(plan).run(level.jaxpr, level.consts, inner, level.path)
-            order[:] = [item.probe.key for item in found]
-            return [item.data for item in found]
+    def run(words: Any, *inner: Any) -> Any:
+        ev = _Search(nest, dict(zip(least, words, strict=True)))
+        return ev.run(closed.jaxpr, closed.consts, inner)[0], ev.seen
 
-        arrays = jit_once(run)(*level.args)
-        held.update(((index, level.its), x) for index, x in zip(order, arrays, strict=True))
-    return held
-
-
-def _code(x: Any) -> Any:
-    return probes.code(x) if probes.checkable(jax.typeof(x)) else jnp.float32(0)
+    compiled, lowered = jit_once(run), set[Path]()
+    while True:
+        outs, seen = compiled(np.array([*least.values()], np.float32), *arrays)
+        found = Look(program, nest, arrays, outs)
+        words = found.take(closed.jaxpr, seen)
+        # An Inf that came before is what the NaN was made of.
+        more = {path: word for path, word in words.items() if word and path not in lowered}
+        # Another round may be the first bad one then, and the loops inside are found anew.
+        outer = [p for p in more if not any(p[:n] in more for n in range(len(p)))]
+        more = {path: more[path] for path in outer}
+        lowered |= more.keys()
+        least |= {path: min(word, probes.POSINF) for path, word in more.items()}
+        if not more:
+            return found
 
 
-def _worst(arrays: Any) -> Any:
-    return jnp.max(jnp.stack([jnp.float32(0), *map(_code, arrays)]))
+def _alike(arrays: list[Any]) -> list[list[int]]:
+    """Put small arrays of one shape and dtype together, and leave out what cannot be bad.
+
+    Each reading is a kernel of its own, and kernels are what takes long to compile.
+    """
+    groups: dict[Any, list[int]] = {}
+    for i, aval in enumerate(map(jax.typeof, arrays)):
+        if probes.checkable(aval):
+            key = (aval.shape, aval.dtype) if aval.size <= SMALL else i
+            groups.setdefault(key, []).append(i)
+    return list(groups.values())
+
+
+def _words(arrays: list[Any]) -> Any:
+    """Give the worst kind in each array."""
+    words = jnp.zeros(len(arrays), jnp.float32)
+    for many in _alike(arrays):
+        if len(many) == 1:  # without a copy
+            found = probes.code(arrays[many[0]])
+        else:
+            found = jax.vmap(probes.code)(jnp.stack([arrays[i] for i in many]))
+        words = words.at[np.array(many)].set(found)
+    return words
+
+
+def _beside(items: list[Emission], factors: Any) -> Iterator[Emission]:
+    """Turn values into their totals."""
+    for many in _alike([item.data for item in items]):
+        rows = jnp.stack([jnp.ravel(items[i].data) for i in many])
+        totals = probes.totals(rows, factors, items[many[0]].probe.number)
+        for i, total in zip(many, totals, strict=True):
+            yield Emission(replace(items[i].probe, what="sum"), total)

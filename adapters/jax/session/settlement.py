@@ -306,11 +306,15 @@ class StepReader:
             if index in watch.exact or index in known.sure:
                 return
             members = watch.members(index)
-            try:
-                found = flags(program, step.inputs(), dict.fromkeys(members, "code"))
+            held = [step.held(i) for i in members]
+            try:  # a second run is compiled, which takes long
+                if any(x is None for x in held):
+                    found = flags(program, step.inputs(), dict.fromkeys(members, "code"))
+                    word = max(found[i].word for i in members)
+                else:
+                    word = max(int(_code(x)) for x in held)
             except Exception:  # noqa: BLE001  the reading stays as it is, and is judged
                 return
-            word = max(found[i].word for i in members)
             if word != probes.POSINF:  # or it did not happen again
                 known.sure.add(index)
                 return
