@@ -28,6 +28,7 @@ _WHERE = {
     "load": "_jsonl.reading",
     "replaying": "_base.context",
     "scope": "_base.context",
+    "stress": "_apps.stress.hunt",
     "summarize": "_checks",
     "track": "arrays.tracking",
     "untrack": "tracker",
@@ -70,6 +71,7 @@ __all__ = [
     "load",
     "replaying",
     "scope",
+    "stress",
     "summarize",
     "track",
     "untrack",
@@ -90,6 +92,7 @@ if TYPE_CHECKING:
     from anynan import tensorflow as tensorflow
     from anynan import torch as torch
     from anynan import transformers as transformers
+    from anynan._apps.stress.hunt import stress
     from anynan._base.context import expect, replaying, scope
     from anynan._base.summary import Summary
     from anynan._checks import check, summarize

@@ -84,7 +84,7 @@ ORDER = (
         "_files",
     ),
     *("_reports", "_bundle", "options", "_checks", "_steps", "_runs", "_jsonl", "tracker"),
-    *("_everywhere", "_compare", "_cli", "_notebooks", "_monitored"),
+    *("_everywhere", "_compare", "_apps", "_cli", "_notebooks", "_monitored"),
 )
 # Ground floor: these three know each other.
 GROUND = {"events", "errors", "_base"}

@@ -22,7 +22,7 @@ def test_the_top_has_the_names_that_programs_need() -> None:
             "replaying",
             "scope",
         ),
-        *("summarize", "track", "untrack", "watch"),
+        *("stress", "summarize", "track", "untrack", "watch"),
     ]
     for name in anynan.__all__:
         assert getattr(anynan, name).__doc__

@@ -53,6 +53,7 @@ class Sight:
         self._target, self._stack = target, ExitStack()
         self.models = Models(Options(), None if isinstance(self.fn, torch.nn.Module) else self.fn)
         self._reached = Reached(self.models.fn)
+        self._objects: list[Any] | None = None
 
     def __enter__(self) -> Self:
         """Pause who watches."""
@@ -77,28 +78,43 @@ class Sight:
             before: Called with the roots of each backward pass before it begins.
         """
         found, kwargs = Observed(), dict(kwargs)
-        self._find(args, kwargs)
+        with self.kept(args, kwargs, found.notes), ExitStack() as stack:
+            # What observes works under its own settings.
+            stack.callback(give_saved_tensors_hooks, take_saved_tensors_hooks())
+            self._watched(stack, args, kwargs, observer, before, found)
+        return found
+
+    @contextmanager
+    def kept(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], notes: list[str]
+    ) -> Iterator[None]:
+        """Put back what runs inside change.
+
+        Args:
+            args: What it is called with.
+            kwargs: By name.
+            notes: Where to say what could not be put back.
+        """
+        self._find(args, dict(kwargs))
         given = [(f"args[{i}]", x) for i, x in enumerate(args)] + list(kwargs.items())
         self._reached.begin(self.models, given)
-        objects = [*stateful_objects(self.fn, (), []), *tree_leaves((args, kwargs))]
-        kept, put_back = Snapshot(objects), self._reached.hold()
+        if self._objects is None:  # the search looks at the whole heap
+            self._objects = stateful_objects(self.fn, (), [])
+        kept = Snapshot([*self._objects, *tree_leaves((args, dict(kwargs)))])
+        put_back = self._reached.hold()
         lost = [f"the iterator {name}" for name in find_iterators(self.fn)]
         try:
-            with ExitStack() as stack:
-                # What observes works under its own settings.
-                stack.callback(give_saved_tensors_hooks, take_saved_tensors_hooks())
-                self._watched(stack, args, kwargs, observer, before, found)
+            yield
         finally:
             try:
                 put_back()
             except Exception as error:  # noqa: BLE001  the rest is put back all the same
                 lost.append(str(error))
             kept.restore()
-            found.notes += [
+            notes += [
                 NOT_PUT_BACK(who="the run", what=what)
                 for what in dict.fromkeys([*kept.lost, *lost])
             ]
-        return found
 
     def _watched(
         self, stack: ExitStack, args: tuple[Any, ...], kwargs: dict[str, Any],

@@ -3,6 +3,7 @@
 import itertools
 import logging
 from collections.abc import Callable
+from contextvars import ContextVar
 
 from anynan._reports.report import render_line
 from anynan.errors import reason
@@ -12,6 +13,8 @@ _logger = logging.getLogger("anynan")
 _logger.addHandler(logging.NullHandler())  # nothing is printed where nobody asked for it
 
 _turns = itertools.count()
+# True while events are somebody's own business, as those of inputs that were made up.
+private: ContextVar[bool] = ContextVar("anynan_private_events", default=False)
 listeners: list[Callable[[int, Event], object]] = []  # what hears of every event of this process
 
 
@@ -27,6 +30,8 @@ def log(event: Event, *, again: bool = False) -> int:
     Returns:
         Its number among all events of this process, in the order in which they came.
     """
+    if private.get():
+        return next(_turns)
     level = logging.ERROR if event.severity == "bad" else logging.WARNING
     if event.expected is not None:
         level = logging.INFO

@@ -158,14 +158,18 @@ def _reachable(fn: Any, depth: int = 0) -> Iterator[tuple[str, Any]]:
     yield from (func.__kwdefaults__ or {}).items()
 
 
-def _globals(code: types.CodeType) -> Iterator[str]:
+@functools.lru_cache(maxsize=1024)
+def _globals(code: types.CodeType) -> tuple[str, ...]:
     """Name the globals that code reads; ``co_names`` lists attributes, too."""
-    for instruction in dis.get_instructions(code):
-        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-            yield instruction.argval
+    found = [
+        instruction.argval
+        for instruction in dis.get_instructions(code)
+        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME")
+    ]
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from _globals(constant)
+            found += _globals(constant)
+    return tuple(found)
 
 
 def _is(value: Any, kind: Any) -> bool:

@@ -1,0 +1,219 @@
+"""What a hunt needs of PyTorch: the slope of a distance, and ways to run a target."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from anynan._apps.stress.edges import Edge
+from anynan._apps.stress.lab import Array, Lab, Watch
+from anynan._arrays.arguments import positional
+from anynan._reach import Holder, Reach
+from anynan._trace.op import Observed, Observer
+from anynan.torch.call.discovery import find_modules
+from anynan.torch.call.reached import KINDS
+from anynan.torch.observe import Sight, takes
+from anynan.torch.private import tree_leaves, version, without_modes
+from anynan.torch.tracking import track
+from anynan.tracker import Tracker
+
+_HALVES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+def lab_of(target: Any, example: tuple[Any, ...]) -> Lab | None:
+    """Give the lab of a model, a step or a function; None for what is not PyTorch's."""
+    if not takes(target, example, {}) and not _data(target):
+        return None
+    return TorchLab(target, example)
+
+
+class TorchLab(Lab):
+    """Run a model, a training step or a function on changed inputs."""
+
+    backend = "torch"
+
+    def __init__(self, target: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        self.target, self.args = target, args
+        self.parameters = positional(getattr(target, "forward", target))
+        self._sight: Sight | None = None
+        self._models = list(find_modules(target, args, {}).values())
+        if isinstance(target, torch.nn.Module):
+            self._models = [target]
+        passes: list[Any] = []
+        with Sight(target) as sight:
+            found = sight.run(args, {}, None, passes.append)
+        self.trains = bool(passes)
+        if not passes and _roots(found.value):
+            self.target = _differentiated(target)
+        self._held = self._steady(sight)
+
+    # Arrays.
+
+    def is_array(self, x: Any) -> bool:
+        """Tell what an array is that a hunt may change."""
+        return isinstance(x, torch.Tensor) and x.layout is torch.strided and not x.is_complex()
+
+    def host(self, x: Any) -> Array:
+        """Bring an array to the host; what NumPy has no dtype for in float32."""
+        x = x.detach() if x.layout is torch.strided else x.detach().to_dense()
+        if x.is_floating_point() and x.dtype not in (torch.float16, torch.float32, torch.float64):
+            x = x.float()
+        return np.asarray(x.cpu().resolve_conj().resolve_neg())
+
+    def like(self, new: Array, x: Any) -> Any:
+        """Make a tensor of the same dtype and device, and a leaf where that is one."""
+        made = torch.from_numpy(np.array(new)).to(device=x.device, dtype=x.dtype)
+        return made.requires_grad_(x.requires_grad)
+
+    def held(self) -> list[Holder]:
+        """Say where its code reaches tensors that it leaves alone."""
+        return self._held
+
+    def _steady(self, sight: Sight) -> list[Holder]:
+        """Choose what a run does not change.
+
+        Where that is nothing, and no run takes a gradient, it works on its own leaves.
+        """
+        holders = _data(self.target)
+        with sight.kept(self.args, {}, []):
+            before = [(holder, x := holder.get(), version(x)) for holder in holders]
+            try:
+                self.target(*self.args)
+            except Exception:  # noqa: BLE001  the first run of the hunt tells of it
+                return []
+            known = [h for h, x, count in before if h.get() is x and version(x) == count]
+        known = [holder for holder in known if not holder.get().requires_grad]
+        return known if known or self.args or self.trains else holders
+
+    # Runs.
+
+    def _seen(self, program: Callable[..., Any]) -> Sight:
+        if self._sight is None or self._sight.fn is not program:
+            self._sight = Sight(program)
+        return self._sight
+
+    def observe(self, program: Callable[..., Any], xs: Sequence[Any], watch: Observer) -> Observed:
+        """Run a program once."""
+        with self._seen(program) as sight:
+            return sight.run(tuple(xs), {}, watch)
+
+    def track(self, program: Callable[..., Any]) -> Tracker:
+        """Track it as always."""
+        tracker: Tracker = track(program, action="record")
+        return tracker
+
+    def kept(self, program: Callable[..., Any]) -> AbstractContextManager[object]:
+        """Put back what runs change."""
+        return self._seen(program).kept((), {}, [])
+
+    def modes(self) -> Iterator[tuple[str, Callable[[], AbstractContextManager[object]]]]:
+        """Give the other mode of the models, and half precision."""
+        for model in self._models[:1]:
+            words = "in evaluation" if model.training else "in training"
+            yield words, partial(_mode, self._models, not model.training)
+        tensors = [x for x in tree_leaves(self.args) if isinstance(x, torch.Tensor)]
+        kind = next((x.device.type for x in tensors), "cpu")
+        for name, dtype in _HALVES.items():
+            yield f"under autocast in {name}", partial(torch.autocast, kind, dtype=dtype)
+
+    def slopes(
+        self, program: Callable[..., Any], xs: Sequence[Any], watch: Watch, edge: Edge
+    ) -> list[Array | None]:
+        """Run a program, and differentiate its smallest distance from an edge to its inputs."""
+        leaves = [_leaf(x) for x in xs]
+        found: list[Array | None] = [None for _ in xs]
+        places = [i for i, x in enumerate(leaves) if x.requires_grad]
+
+        def differentiate(_: object = None) -> None:
+            kept, watch.kept[:] = list(watch.kept), []
+            kept = [x for x in kept if x.requires_grad]
+            if not kept or not places:
+                return
+            with without_modes(), torch.enable_grad():
+                distance = torch.stack([_distance(edge, x) for x in kept]).min()
+                wanted = [leaves[i] for i in places]
+                grads = torch.autograd.grad(distance, wanted, retain_graph=True, allow_unused=True)
+            for i, grad in zip(places, grads, strict=True):
+                found[i] = None if grad is None else self.host(grad)
+
+        def run(*given: Any) -> Any:
+            # A leaf could not be written to in place.
+            out = program(
+                *(x if given_x.requires_grad or not x.requires_grad else x.clone()
+                  for x, given_x in zip(given, xs, strict=True))
+            )  # fmt: skip
+            differentiate()
+            return out
+
+        with Sight(run) if self._sight is None else self._seen(program) as sight:
+            run_by, sight.fn = sight.fn, run
+            try:
+                observed = sight.run(tuple(leaves), {}, watch, differentiate)
+            finally:
+                sight.fn = run_by
+        if observed.error is not None:
+            differentiate()
+        return found
+
+
+def _leaf(x: Any) -> torch.Tensor:
+    leaf: torch.Tensor = x.requires_grad_() if x.is_floating_point() and not x.requires_grad else x
+    return leaf
+
+
+def _distance(edge: Edge, x: torch.Tensor) -> torch.Tensor:
+    x = x.abs() if edge.side == "away" or (edge.of_result and edge.side == "below") else x
+    x = x[x.isfinite()].double()
+    if edge.side == "below":
+        x = 2 * edge.bound - x  # the same distance, from above
+    distance: torch.Tensor = (x - edge.bound).min()
+    return distance
+
+
+def _data(target: Any) -> list[Holder]:
+    """List where its code reaches dense tensors past modules and arguments."""
+    if isinstance(target, torch.nn.Module):
+        return []
+    reach = Reach(target, KINDS)
+    reach.search(())
+    found, seen = [], set[int]()
+    for holder in sorted(reach.arrays, key=lambda holder: holder.name):
+        x = holder.get()
+        if isinstance(x, torch.Tensor) and type(x) is torch.Tensor and id(x) not in seen:
+            seen.add(id(x))
+            found.append(holder)
+    return found
+
+
+def _roots(value: Any) -> list[torch.Tensor]:
+    return [x for x in tree_leaves(value) if isinstance(x, torch.Tensor) and x.requires_grad]
+
+
+def _differentiated(target: Callable[..., Any]) -> Callable[..., Any]:
+    """Take the gradient of what a target returns, as the program around it does."""
+
+    def step(*args: Any, **kwargs: Any) -> Any:
+        out = target(*args, **kwargs)
+        roots = _roots(out)
+        if roots:
+            torch.autograd.backward(roots, [torch.ones_like(x) for x in roots])
+        given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+        return out, [x.grad for x in given if x.is_leaf and x.grad is not None]
+
+    step.__name__ = getattr(target, "__name__", type(target).__name__)
+    return step
+
+
+@contextmanager
+def _mode(models: Sequence[torch.nn.Module], training: bool) -> Iterator[None]:
+    before = [(module, module.training) for model in models for module in model.modules()]
+    try:
+        for model in models:
+            model.train(training)
+        yield
+    finally:
+        for module, was in before:
+            module.training = was

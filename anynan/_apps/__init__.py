@@ -1,0 +1,1 @@
+"""What is built on the stream of operations, and knows no framework."""

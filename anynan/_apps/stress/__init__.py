@@ -1,0 +1,1 @@
+"""Hunt for inputs that make NaN or Inf before they come by themselves."""

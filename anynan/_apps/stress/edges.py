@@ -1,0 +1,180 @@
+"""Which operations have an edge, and how far their operands are from it."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from anynan._arrays.access import dtype_max, dtype_name
+from anynan._diagnosis.rules.situation import SELF
+from anynan._diagnosis.vocabulary import WORDS
+from anynan._trace.op import Op
+from anynan.events import Source
+
+Way = Literal["above", "below", "away"]
+
+# Step to the next number at 0, and at 1, in bits.
+_STEPS = {
+    "float16": (-24, -10), "bfloat16": (-133, -7), "float32": (-149, -23), "float64": (-1074, -52),
+}  # fmt: skip
+# Their divisor, or what is divided by, is the last operand.
+_DIVIDING = frozenset(
+    {"divide", "floor_divide", "remainder", "reciprocal", "addcdiv", "weight_norm"}
+)
+_GROWING = {"exp": 1.0, "expm1": 1.0, "exp2": math.log(2), "sinh": 1.0, "cosh": 1.0}
+# The gradient is infinite, or NaN, where the result is 0.
+_SLOPES = frozenset({"std", "vector_norm", "matrix_norm", "cdist", "hypot"})
+# What outgrows a narrow dtype.
+_SUMS = frozenset(
+    {"sum", "mean", "matmul", "linear", "convolution", "einsum", "multiply", "square", "astype",
+     "cumsum", "add"}
+)  # fmt: skip
+_NARROW = 1e6
+_PHASES = ("forward", "loss", "value")
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """Say where an operation stops being finite.
+
+    Attributes:
+        what: What is measured, as ``smallest argument``.
+        side: Whether it has to stay ``above`` or ``below`` the bound, or ``away`` from it.
+        bound: The number.
+        of_result: Whether it is the result that is measured, not the last operand.
+    """
+
+    what: str
+    side: Way
+    bound: float
+    of_result: bool = False
+
+    def distance(self, x: np.ndarray) -> float:
+        """Give the smallest distance of an array's finite numbers from the edge."""
+        return float(self.distances(x).min())
+
+    def distances(self, x: np.ndarray) -> np.ndarray:
+        """Give the distance of each number; below 0 beyond the edge."""
+        x = np.abs(x) if np.iscomplexobj(x) or (self.of_result and self.side == "below") else x
+        x = x.astype(np.float64)
+        if self.side == "away":
+            return np.abs(x - self.bound)
+        return x - self.bound if self.side == "above" else self.bound - x
+
+    def bits(self, distance: float, dtype: str) -> float:
+        """Say how often a distance can be halved until it is no longer there."""
+        if distance <= 0:
+            return 0.0
+        at_zero, at_one = _STEPS.get(dtype, _STEPS["float64"])
+        step = at_zero if self.bound == 0 else at_one + math.log2(abs(self.bound))
+        return max(math.log2(distance) - step, 0.0)
+
+
+def edges(op: Op) -> Iterator[Edge]:
+    """Give the edges of an operation."""
+    if op.phase not in _PHASES or not op.inputs:
+        return
+    name, (operand, x) = op.name, op.inputs[-1]
+    word = WORDS.get(name)
+    if name in _DIVIDING:
+        if operand not in SELF or name == "reciprocal":  # else it is divided by a number
+            yield Edge("divisor nearest 0", "away", 0.0)
+    elif name in _GROWING:
+        top = dtype_max(x) or float(np.finfo(np.float64).max)
+        yield Edge("largest argument", "below", round(math.log(top) / _GROWING[name], 4))
+    elif name == "pow":
+        yield from _of_power(op)
+    elif name in _SLOPES:
+        yield Edge("smallest result (its gradient)", "above", 0.0, of_result=True)
+    elif word is not None and word.bounds is not None:
+        low, high = word.bounds
+        if math.isfinite(low):
+            yield Edge("smallest argument", "above", low)
+        if math.isfinite(high):
+            yield Edge("largest argument", "below", high)
+    elif name in _SUMS and op.outputs:
+        largest = dtype_max(op.outputs[0])
+        if largest is not None and largest < _NARROW:
+            yield Edge("largest result", "below", largest, of_result=True)
+
+
+def _of_power(op: Op) -> Iterator[Edge]:
+    exponent = op.params.get("exponent")
+    if exponent is None and len(op.inputs) > 1:
+        return
+    if exponent is None or exponent != int(exponent):
+        yield Edge("smallest base", "above", 0.0)
+    elif exponent < 0:
+        yield Edge("base nearest 0", "away", 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Name one edge in the program.
+
+    Attributes:
+        operation: What it is called.
+        edge: Which of its edges.
+        layer: Where it ran.
+        source: The user's line.
+    """
+
+    operation: str
+    edge: Edge
+    layer: str | None
+    source: Source | None
+
+    def __str__(self) -> str:
+        return f"{self.operation}{self.at}: {self.edge.what}"
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Say what makes two edges belong to one operation."""
+        return self.operation, place(self.source, self.layer)
+
+    @property
+    def at(self) -> str:
+        """Say where, as far as it is known."""
+        if self.source is not None:
+            return f" at {self.source.file.rpartition('/')[2]}:{self.source.line}"
+        return f" in {self.layer}" if self.layer else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Margin:
+    """Say how far the example's run stays from an edge.
+
+    Attributes:
+        site: The edge.
+        distance: In the operand's own units.
+        bits: How often it can be halved until nothing is left of it.
+    """
+
+    site: Site
+    distance: float
+    bits: float
+
+    def __str__(self) -> str:
+        return f"{self.site} {self.number:.4g} ({self.bits:.0f} bits from the edge)"
+
+    @property
+    def number(self) -> float:
+        """Give what was measured, of which the distance is known."""
+        edge = self.site.edge
+        if edge.side == "below":
+            return edge.bound - self.distance
+        return edge.bound + self.distance
+
+
+def place(source: Source | None, layer: str | None) -> object:
+    """Say where something is, so that the same place is the same again."""
+    if source is None:
+        return layer
+    return source.file, source.line, source.column
+
+
+def dtype_of(x: object) -> str:
+    """Name an array's dtype."""
+    return dtype_name(x)

@@ -1,0 +1,369 @@
+"""``anynan.stress``: hunt for inputs that make NaN or Inf before they come by themselves."""
+
+import importlib
+import io
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from anynan._apps.stress.edges import Margin, Site
+from anynan._apps.stress.inputs import Array, Domain, Input, Program, domains
+from anynan._apps.stress.lab import Lab, Watch
+from anynan._apps.stress.report import INSIDE, OUTSIDE, SHAPED, Finding, StressReport
+from anynan._apps.stress.rules import Trial, trials
+from anynan._apps.stress.search import Step, nearer, towards
+from anynan._base.about import ADAPTERS
+from anynan._base.context import setting
+from anynan._reports.logs import private
+from anynan.events import Event
+
+DRAWS = 3  # random inputs within the range
+TRAINED = (1, 8, 64)  # steps of training on, after which the search goes on
+Tell = Callable[[str, float], object]
+# Keras is what TensorFlow runs, and array code is what no other framework takes.
+_ORDER = ("keras", *(name for name in ADAPTERS if name not in ("keras", "arrays")), "arrays")
+_AS_IT_IS = "the example itself"
+
+
+def stress(
+    target: Any, *example: Any, budget: float = 60.0, seed: int = 0, domain: Domain = None,
+    tell: Tell | None = None,
+) -> StressReport:  # fmt: skip
+    """Hunt for inputs at which a model, a loss or a training step makes NaN or Inf.
+
+    The example is run once, and every operation with an edge (a logarithm, a division, a root)
+    is listed with its distance from it. Then inputs are moved towards each edge along the slope
+    of the distance, within the range of the example, and inputs are made by rule: a row of
+    zeros, two rows alike, one row only. What fails is run under ``track``, whose event has the
+    operation, the line, the cause and the fix that was tried. An input that the code itself
+    refuses with an exception does no harm.
+
+    Args:
+        target: A model, a training step, a loss, or any function of a framework or of arrays.
+        *example: What it is called with. A tensor whose gradient your program takes has
+            ``requires_grad``, as there.
+        budget: Seconds after which it ends.
+        seed: Of the inputs that are drawn at random.
+        domain: ``(low, high)`` of what can come in, or one for each input by name. Else it is
+            the range of the example, column by column from 8 rows on; and what fails outside of
+            it is told last, in one line.
+        tell: Is told what is tried, and which part of the budget is spent.
+
+    Returns:
+        The report. Weights, optimizer and random states, modes and data are as before.
+
+    Raises:
+        TypeError: If no framework takes the target, or the domain is no range.
+        ValueError: If the budget is not positive, or the domain names no input.
+        Exception: What the target raises on the example.
+
+    Example:
+        >>> import numpy, anynan
+        >>> def entropy(p):
+        ...     return -(p * numpy.log(p)).sum()
+        >>> report = anynan.stress(entropy, numpy.array([0.2, 0.8, 0.0001]), domain=(0, 1))
+        >>> report.findings[0].words, report.findings[0].event.operation.name
+        ('p: a row of zeros', 'log')
+    """
+    if not budget > 0:
+        msg = f"budget={budget} leaves no time: give the seconds to search for"
+        raise ValueError(msg)
+    return Hunt(lab_of(target, example), budget, seed, domain, tell or _silent).report()
+
+
+def lab_of(target: Any, example: tuple[Any, ...]) -> Lab:
+    """Find the framework that runs a target; those that are not imported are not asked.
+
+    Raises:
+        TypeError: If there is none.
+    """
+    for name in _ORDER:
+        if name not in sys.modules and name != "arrays":
+            continue
+        try:
+            module = importlib.import_module(f"anynan.{name}.stress")
+        except ModuleNotFoundError as error:
+            if error.name != f"anynan.{name}.stress":
+                raise
+            continue
+        lab: Lab | None = module.lab_of(target, example)
+        if lab is not None:
+            return lab
+    msg = (
+        f"stress() cannot run a {type(target).__name__} on this example: it takes a model, or a "
+        "function of tensors or arrays, and what it is called with"
+    )
+    raise TypeError(msg)
+
+
+def _silent(what: str, part: float) -> None:
+    pass
+
+
+class Hunt:
+    """Run one target until nothing is left to try, or the time is over."""
+
+    def __init__(self, lab: Lab, budget: float, seed: int, domain: Domain, tell: Tell) -> None:
+        self.lab, self._budget, self._tell = lab, budget, tell
+        self._program = Program(lab.target, lab.args, lab.parameters, lab.held(), lab.is_array)
+        hosts = [lab.host(x) for x in self._program.arrays]
+        ranges = domains(domain, self._program.names)
+        self.inputs = [
+            Input.of(name, x, pair)
+            for name, x, pair in zip(self._program.names, hosts, ranges, strict=True)
+        ]
+        self._random = np.random.default_rng(seed)
+        self._began = time.monotonic()
+        self._found: dict[tuple[Any, ...], Finding] = {}
+        self._known: dict[object, Finding] = {}  # by the operation that was seen to go bad
+        self._report = StressReport(self._program.call.__name__)
+        self._mode: tuple[str, Callable[[], AbstractContextManager[object]]] = ("", nullcontext)
+        self._steps = 0
+
+    def report(self) -> StressReport:
+        """Hunt."""
+        report = self._report
+        with _quiet():
+            margins = self._first()
+            report.margins = sorted(margins.values(), key=lambda margin: margin.bits)
+            if not self._found:
+                self._seek(list(margins))
+                self._by_rule()
+                self._by_mode()
+                self._by_training()
+        report.findings = sorted(self._found.values(), key=lambda finding: finding.rank)
+        report.seconds = time.monotonic() - self._began
+        if self._over:
+            report.notes.append(
+                f"the budget of {self._budget:g} s was spent before everything was tried"
+            )
+        return report
+
+    @property
+    def _over(self) -> bool:
+        return time.monotonic() - self._began > self._budget
+
+    # Runs.
+
+    def _made(self, arrays: Sequence[Array]) -> list[Any]:
+        pairs = zip(arrays, self._program.arrays, strict=True)
+        return [self.lab.like(new, x) for new, x in pairs]
+
+    def _look(self, arrays: Sequence[Array]) -> Watch:
+        """Run the program on inputs, and see what it does."""
+        watch = Watch(self.lab.host)
+        self._report.runs += 1
+        self._tell(self._mode[0], (time.monotonic() - self._began) / self._budget)
+        with self._mode[1]():
+            self.error = self.lab.observe(self._program.call, self._made(arrays), watch).error
+        return watch
+
+    def _first(self) -> dict[Site, Margin]:
+        """Run the example itself."""
+        example = [item.example for item in self.inputs]
+        watch = self._look(example)
+        if self.error is not None:
+            raise self.error
+        if watch.bad is not None:
+            self._investigate(example, _AS_IT_IS, watch.bad)
+        return watch.margins
+
+    def _investigate(
+        self, arrays: Sequence[Array], words: str, bad: object, *, shaped: bool = False
+    ) -> bool:
+        """Run inputs under a tracker; tell whether something is bad that did not come in.
+
+        Args:
+            arrays: The inputs.
+            words: What was done to them.
+            bad: Which operation was seen to go bad, and where.
+            shaped: Whether no range speaks of them.
+        """
+        pairs = list(self._pairs(arrays))
+        empty = any(item.example.size and not x.size for item, x in pairs)
+        inside = all(item.holds(x) for item, x in pairs) and not empty
+        group = SHAPED if shaped and not empty else INSIDE if inside else OUTSIDE
+        distance = max((item.distance(x) for item, x in pairs), default=0.0)
+        named = {item.name: x for item, x in pairs}
+        words, known = f"{self._mode[0]}{words}", self._known.get(bad)
+        if known is not None:
+            new = replace(known, words=words, group=group, distance=distance, steps=self._steps)
+            if new.rank >= known.rank:
+                known.add(words)
+                return True
+        event = self._event(arrays)
+        if event is None:
+            return False
+        new = Finding(words, group, distance, event, named, self._steps)
+        known = self._known[bad] = self._found.setdefault(new.key, new)
+        if new.rank < known.rank:
+            self._known[bad] = self._found[new.key] = new
+        self._known[bad].add(known.words, *known.also, words)
+        return True
+
+    def _event(self, arrays: Sequence[Array]) -> Event | None:
+        with self.lab.kept(self._program.call), self._mode[1]():
+            tracker = self.lab.track(self._program.call)
+            try:
+                tracker(*self._made(arrays))
+                tracker.flush()
+            except Exception:  # noqa: BLE001, S110  the code refuses the input
+                pass
+            finally:
+                tracker.remove()
+            events = [event for event in tracker.events if event.severity == "bad"]
+        if any(event.phase == "input" for event in events):
+            return None
+        return events[0] if events else None
+
+    # Attacks.
+
+    def _seek(self, sites: Sequence[Site]) -> None:
+        """Seek each edge along its slope, those first that are the fewest steps away."""
+        if not any(item.fractions for item in self.inputs):
+            return
+        firsts: list[tuple[float, int, Site, Step]] = []
+        start = tuple(item.example for item in self.inputs)
+        for number, site in enumerate(sites):
+            if self._over:
+                return
+            step = self._step(site, start)
+            reach = self._reach(step)
+            if reach is not None:
+                firsts.append((reach, number, site, step))
+        for _, _, site, first in sorted(firsts, key=lambda item: item[:2]):
+            if self._over:
+                return
+            self._report.tried += 1
+            self._report.survived += not self._sought(site, first)
+
+    def _reach(self, step: Step) -> float | None:
+        """Estimate how many widths of the range an edge is away; None where no slope leads."""
+        steep = sum(
+            float(np.abs(np.nan_to_num(slope * item.width)).sum())
+            for item, slope in zip(self.inputs, step.slopes, strict=True)
+            if slope is not None and item.fractions
+        )
+        if step.distance is None or not steep:
+            return None
+        return step.distance / steep
+
+    def _step(self, site: Site, arrays: tuple[Array, ...]) -> Step:
+        watch = Watch(self.lab.host, site)
+        self._report.runs += 1
+        with self._mode[1]():
+            slopes = self.lab.slopes(self._program.call, self._made(arrays), watch, site.edge)
+        margin = watch.margins.get(site)
+        return Step(None if margin is None else margin.distance, slopes, watch.bad is not None)
+
+    def _sought(self, site: Site, first: Step) -> bool:
+        self._tell(str(site), (time.monotonic() - self._began) / self._budget)
+
+        def look(arrays: tuple[Array, ...]) -> Step:
+            if self._over:
+                return Step(None, (), bad=False)
+            return self._step(site, arrays)
+
+        def is_bad(arrays: tuple[Array, ...]) -> bool:
+            return not self._over and self._look(arrays).bad is not None
+
+        for found in towards(self.inputs, first, look):
+            arrays = nearer(self.inputs, found, is_bad)
+            names = ", ".join(
+                item.name
+                for item, x in zip(self.inputs, arrays, strict=True)
+                if x is not item.example and not np.array_equal(x, item.example)
+            )
+            bad = self._look(arrays).bad
+            if self._investigate(arrays, f"{names}: moved towards {site}", bad):
+                return True
+        return False
+
+    def _by_rule(self) -> None:
+        for trial in [*self._drawn(), *trials(self.inputs)]:
+            if self._over:
+                return
+            self._report.tried += 1
+            self._report.survived += not self._tried(trial)
+
+    def _tried(self, trial: Trial) -> bool:
+        if any(item.given and not item.holds(x) for item, x in self._pairs(trial.arrays)):
+            return False
+        bad = self._look(trial.arrays).bad
+        if bad is None:
+            return False
+        return self._investigate(trial.arrays, trial.words, bad, shaped=trial.shaped)
+
+    def _pairs(self, arrays: Sequence[Array]) -> Iterator[tuple[Input, Array]]:
+        return zip(self.inputs, arrays, strict=True)
+
+    def _drawn(self) -> Iterator[Trial]:
+        """Draw inputs within the range."""
+        if not any(item.fractions and item.example.size for item in self.inputs):
+            return
+        for _ in range(DRAWS):
+            arrays = tuple(
+                (item.low + self._random.random(item.example.shape) * (item.high - item.low))
+                .clip(item.low, item.high)
+                .astype(item.example.dtype)
+                if item.fractions
+                else item.example
+                for item in self.inputs
+            )
+            yield Trial("random numbers", arrays)
+
+    def _by_mode(self) -> None:
+        example = [item.example for item in self.inputs]
+        for words, mode in self.lab.modes():
+            if self._over:
+                return
+            self._mode = (f"{words}: ", mode)
+            self._report.tried += 1
+            bad = self._look(example).bad
+            harm = bad is not None and self._investigate(example, _AS_IT_IS, bad)
+            self._report.survived += not harm
+        self._mode = ("", nullcontext)
+
+    def _by_training(self) -> None:
+        """Train on, and seek again from there."""
+        if not self.lab.trains or any(x.group == INSIDE for x in self._found.values()):
+            return
+        example = [item.example for item in self.inputs]
+        with self.lab.kept(self._program.call):
+            for steps in range(1, max(TRAINED) + 1):
+                try:
+                    self._program.call(*self._made(example))
+                except Exception:  # noqa: BLE001  the code itself ends the training
+                    return
+                self._steps = steps
+                if self._over or (steps in TRAINED and self._trained(example)):
+                    return
+
+    def _trained(self, example: Sequence[Array]) -> bool:
+        """Tell whether the training is lost; else seek what was not found yet."""
+        watch = self._look(example)
+        if watch.bad is not None:
+            self._report.tried += 1
+            return self._investigate(example, _AS_IT_IS, watch.bad)
+        found = {key[:2] for key in self._found}
+        self._seek([site for site in watch.margins if site.key not in found])
+        return False
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Let a program that runs many times say nothing."""
+    with (
+        warnings.catch_warnings(),
+        redirect_stdout(io.StringIO()),
+        np.errstate(all="ignore"),
+        setting(private, True),
+    ):
+        warnings.simplefilter("ignore")
+        yield

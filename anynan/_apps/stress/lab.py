@@ -1,0 +1,144 @@
+"""What only a framework can do for a hunt, and the watch that is kept over a run."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+
+from anynan._apps.stress.edges import Edge, Margin, Site, dtype_of, edges, place
+from anynan._reach import Holder
+from anynan._trace.op import Observed, Observer, Op
+from anynan.tracker import Tracker
+
+Array = np.ndarray
+# An infinity that these make was written there.
+_PLACING = frozenset(
+    {
+        "masked_fill", "full", "full_like", "fill", "where", "constant", "asarray", "setitem",
+        "index_put", "index_fill", "scatter", "empty", "masked_scatter", "copy", "random",
+    }
+)  # fmt: skip
+
+
+class Watch:
+    """See every operation of a run: its distance from its edges, and what goes bad first.
+
+    Args:
+        host: Brings an array to the host.
+        wanted: The edge whose operands are kept, to be differentiated.
+
+    Attributes:
+        margins: The smallest distance of each edge.
+        kept: Operands of the edge that is wanted.
+        bad: The first operation that made NaN or Inf of finite numbers, and where it is.
+    """
+
+    def __init__(self, host: Callable[[Any], Array], wanted: Site | None = None) -> None:
+        self._host, self._wanted = host, wanted
+        self.margins: dict[Site, Margin] = {}
+        self.kept: list[Any] = []
+        self.bad: tuple[Any, ...] | None = None
+
+    def __call__(self, op: Op) -> None:
+        """See one operation."""
+        for edge in edges(op):
+            x = op.outputs[0] if edge.of_result else op.inputs[-1][1]
+            numbers = self._finite(x)
+            if not numbers.size:
+                continue
+            site = Site(op.name, edge, op.layer, op.source)
+            distance = edge.distance(numbers)
+            known = self.margins.get(site)
+            if known is None or distance < known.distance:
+                self.margins[site] = Margin(site, distance, edge.bits(distance, dtype_of(x)))
+            if site == self._wanted:
+                self.kept.append(x)
+        if self.bad is None and self._makes_bad(op):
+            self.bad = op.name, place(op.source, op.layer)
+
+    def _finite(self, x: Any) -> Array:
+        numbers = self._host(x)
+        finite: Array = numbers[np.isfinite(numbers)]
+        return finite
+
+    def _makes_bad(self, op: Op) -> bool:
+        nan = inf = False
+        for x in map(self._host, op.outputs):
+            if x.dtype.kind in "fc" and not np.isfinite(x).all():
+                nan, inf = nan or bool(np.isnan(x).any()), True
+        if not inf:
+            return False
+        given = [self._host(x) for _, x in op.inputs]
+        if nan and op.name not in ("empty", "copy"):
+            return not any(np.isnan(x).any() for x in given)
+        return op.name not in _PLACING and all(np.isfinite(x).all() for x in given)
+
+
+class Lab(ABC):
+    """Run a target of one framework on changed inputs.
+
+    Attributes:
+        backend: Name of the framework.
+        target: What is run.
+        args: The example.
+        parameters: What the target calls its arguments.
+        trains: Whether a run changes what the next one finds, as a training step does.
+    """
+
+    backend: str
+    trains = False
+    target: Callable[..., Any]
+    args: tuple[Any, ...]
+    parameters: Sequence[str] = ()
+
+    @abstractmethod
+    def is_array(self, x: Any) -> bool:
+        """Tell what an array is that a hunt may change."""
+
+    @abstractmethod
+    def host(self, x: Any) -> Array:
+        """Bring an array to the host, in a dtype that NumPy has."""
+
+    @abstractmethod
+    def like(self, new: Array, x: Any) -> Any:
+        """Make of numbers an array as ``x`` is one: dtype, device, whether it has a gradient."""
+
+    @abstractmethod
+    def observe(self, program: Callable[..., Any], xs: Sequence[Any], watch: Observer) -> Observed:
+        """Run a program once, and leave no trace."""
+
+    @abstractmethod
+    def track(self, program: Callable[..., Any]) -> Tracker:
+        """Track a program as always, to record events."""
+
+    def held(self) -> list[Holder]:
+        """Say where its code reaches data past its arguments."""
+        return []
+
+    def slopes(
+        self, program: Callable[..., Any], xs: Sequence[Any], watch: Watch, edge: Edge
+    ) -> list[Array | None]:
+        """Run a program, and differentiate its smallest distance from an edge to its inputs.
+
+        Args:
+            program: What to run.
+            xs: Its inputs.
+            watch: Keeps the operands of the edge.
+            edge: Which it is.
+
+        Returns:
+            The slope of each input; None where there is none.
+        """
+        del edge  # there is no slope
+        self.observe(program, xs, watch)
+        return [None for _ in xs]
+
+    @abstractmethod
+    def kept(self, program: Callable[..., Any]) -> AbstractContextManager[object]:
+        """Put everything back that a program changes inside."""
+
+    def modes(self) -> Iterator[tuple[str, Callable[[], AbstractContextManager[object]]]]:
+        """Give other ways to run it: in evaluation, under autocast."""
+        return iter(())

@@ -1,0 +1,137 @@
+"""A hunt over array code: margins, rules, what is told and what is not."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import anynan
+from anynan._apps.stress.edges import Edge
+from anynan._apps.stress.inputs import Input
+
+X = np.random.default_rng(0).random((6, 3))
+
+
+def _shares(x: Any) -> Any:
+    return x / x.sum(axis=1, keepdims=True)
+
+
+def _standard(x: Any) -> Any:
+    return (x - x.mean()) / x.std()
+
+
+def test_the_example_run_lists_each_edge_with_its_distance() -> None:
+    def fn(x: Any) -> Any:
+        return np.log(x) + np.exp(x)
+
+    log, exp = sorted(anynan.stress(fn, X).margins, key=lambda margin: -margin.bits)
+    assert log.site.operation == "log"
+    assert log.distance == X.min()
+    assert str(log).startswith(f"log at test_stress.py:{fn.__code__.co_firstlineno + 1}: smallest")
+    assert exp.distance == pytest.approx(np.log(np.finfo(float).max) - X.max(), abs=1e-3)
+
+
+def test_equal_numbers_are_found_with_line_cause_and_fix() -> None:
+    report = anynan.stress(_standard, X)
+    (finding,) = [each for each in report.findings if each.group == "inside"]
+    event = finding.event
+    assert finding.words == "x: all equal"
+    assert event.operation is not None
+    assert event.operation.name == "divide"
+    assert event.operation.source is not None
+    assert event.operation.source.text == "return (x - x.mean()) / x.std()"
+    assert event.cause is not None
+    assert event.cause.tag == "divide_by_zero"
+    assert event.tried is not None
+    assert event.tried.outcome == "finite"
+    assert not report.ok
+
+
+def test_the_same_code_with_the_fix_in_place_gives_no_finding() -> None:
+    def mended(x: Any) -> Any:
+        apart, spread = x - x.mean(), x.std()
+        return np.where(spread == 0, 0, apart / np.where(spread == 0, 1, spread))
+
+    report = anynan.stress(mended, X)
+    assert [each for each in report.findings if each.group != "outside"] == []
+    assert report.ok
+
+
+def test_what_is_outside_of_the_examples_range_is_told_last_and_in_short() -> None:
+    report = anynan.stress(_shares, X + 1)
+    (finding,) = report.findings
+    assert finding.group == "outside"
+    assert report.ok
+    assert "outside the example's range\n  x: a row of zeros" in str(report)
+
+
+def test_a_domain_says_what_can_come_in_and_nothing_else_is_tried() -> None:
+    assert anynan.stress(_shares, X + 1, domain=(0, 2)).findings[0].group == "inside"
+    assert anynan.stress(_shares, X + 1, domain={"x": (0.5, 2)}).findings == []
+
+
+def test_an_input_that_the_code_refuses_does_no_harm() -> None:
+    def careful(x: Any) -> Any:
+        if not x.any(axis=1).all():
+            raise ValueError("an empty row")
+        return _shares(x)
+
+    assert anynan.stress(careful, X, domain=(0, 1)).findings == []
+
+
+def test_an_example_that_fails_by_itself_is_the_finding() -> None:
+    report = anynan.stress(np.log, np.full(2, -1.0))
+    assert [finding.words for finding in report.findings] == ["the example itself"]
+
+
+def test_the_same_seed_gives_the_same_answer() -> None:
+    def told() -> tuple[str, int]:
+        report = anynan.stress(_standard, X, seed=3)
+        return str(report), report.runs
+
+    assert told() == told()
+
+
+def test_a_hunt_leaves_no_trace() -> None:
+    weights, x = np.ones(3), X.copy()
+
+    def fn(x: Any) -> Any:
+        weights[:] += x[0]
+        x[0] = 7
+        return _shares(x * weights)
+
+    drawn = np.random.get_state()[1].tolist()  # type: ignore[index]  # noqa: NPY002
+    assert anynan.stress(fn, x).runs > 10
+    assert weights.tolist() == [1, 1, 1]
+    assert np.array_equal(x, X)
+    assert np.random.get_state()[1].tolist() == drawn  # type: ignore[index]  # noqa: NPY002
+
+
+def test_a_budget_ends_it_and_says_so() -> None:
+    report = anynan.stress(_standard, X, budget=1e-9)
+    assert report.runs == 1
+    assert report.notes == ["the budget of 1e-09 s was spent before everything was tried"]
+
+
+def test_what_cannot_be_stressed_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"stress\(\) cannot run a int on this example"):
+        anynan.stress(3, X)
+    with pytest.raises(ValueError, match="budget=0 leaves no time"):
+        anynan.stress(np.log, X, budget=0)
+    with pytest.raises(ValueError, match="domain= names 'y', and the inputs are x"):
+        anynan.stress(_shares, X, domain={"y": (0, 1)})
+    with pytest.raises(ValueError, match="domain= of x is empty"):
+        anynan.stress(_shares, X, domain=(1, 0))
+
+
+def test_bits_count_the_halvings_of_a_distance() -> None:
+    at_zero, at_one = Edge("", "above", 0.0), Edge("", "below", 1.0)
+    assert at_zero.bits(2.0**-140, "float32") == 9
+    assert at_one.bits(2.0**-20, "float32") == 3
+    assert at_zero.bits(0.0, "float32") == 0
+
+
+def test_a_column_has_its_own_range_from_eight_rows_on() -> None:
+    few, many = np.array([[1.0, 5.0]] * 2 + [[2.0, 6.0]]), np.array([[1.0, 5.0]] * 7 + [[2.0, 6.0]])
+    assert Input.of("x", few, None).low.tolist() == 1
+    assert Input.of("x", many, None).low.tolist() == [1, 5]
