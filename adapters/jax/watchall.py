@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import jax
+import numpy as np
 from jax import tree_util
 
 from anynan._base.imports import when_imported
@@ -38,14 +39,20 @@ SLOPES = {
 }
 # So many bad calls of one function are looked into.
 LOOKS = 3
+# What holds numbers, and is no tracer.
+ARRAYS = [array for array in jax.Array.__subclasses__() if "__float__" in vars(array)]
 # How a program looks at a number, and the last one that was bad: where, until another step runs.
-READS = ("__float__", "__format__", "__str__", "item")
+READS = ("__float__", "__format__", "__str__", "item", "tolist")
 _read: list[tuple[str, int]] = []
 # How it asks whether numbers are finite: what is answered where they are not. The last answers,
 # weakly: each with what it is where the numbers are bad, and whether it is about a single one.
 ASKS = {"isnan": True, "isinf": True, "isfinite": False}
 HANDS_ON = ("any", "all", "logical_not", "invert")
 _answers: deque[tuple[Any, bool, bool]] = deque(maxlen=16)
+# How it compares numbers: a NaN is less than none, equal to none, and not equal to any. The last
+# that were compared, with what came of it and the answer that a NaN gives.
+COMPARES = ("__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__")
+_compared: deque[tuple[Any, bool, tuple[Any, ...]]] = deque(maxlen=4)
 ASKED = (
     "the array in which the program itself found NaN or Inf, at {place}: "
     "anynan.jax.track(the function that makes it)"
@@ -100,15 +107,19 @@ def watch_all(options: Options, found: Found) -> Callable[[], None]:
         for module, names in doors.items()
     ]
 
-    for array in jax.Array.__subclasses__():
-        if "__float__" in vars(array):
-            for name in READS:
-                patches.change(array, name, _reading)
-            patches.change(array, "__bool__", functools.partial(_deciding, found))
-            for name in ("any", "all", "__invert__"):
-                patches.change(array, name, _asking)
+    for array in ARRAYS:
+        for name in READS:
+            patches.change(array, name, _reading)
+        patches.change(array, "__bool__", functools.partial(_deciding, found))
+        for name in ("any", "all", "__invert__"):
+            patches.change(array, name, _asking)
+        for name in COMPARES:
+            patches.change(array, name, functools.partial(_comparing, name == "__ne__"))
     for name in (*ASKS, *HANDS_ON):
         patches.change(jax.numpy, name, _asking)
+    patches.change(jax, "device_get", _fetching)
+    for name in (*ASKS, "asarray", "array"):
+        patches.put(np, name, OfNumPy(getattr(np, name)))
 
     def undo() -> None:
         for leave in waiting:
@@ -117,8 +128,89 @@ def watch_all(options: Options, found: Found) -> Callable[[], None]:
         _look_at_the_end(found)
         _read.clear()
         _answers.clear()
+        _compared.clear()
 
     return undo
+
+
+def _was_read(depth: int = 2) -> None:
+    """Remember where the program looks at a bad number; a library's looks are its own affair."""
+    frame = sys._getframe(depth)
+    if not is_library(frame.f_code.co_filename):
+        _read[:] = [(frame.f_code.co_filename, frame.f_lineno)]
+
+
+def _is_nan(x: Any) -> bool:
+    """Tell whether something is one number, and NaN: an Inf may be what a search begins with."""
+    if type(x) in ARRAYS:
+        x = probes.on_host(x) if x.size == 1 and probes.checkable(x) else None
+    return x is not None and getattr(x, "size", 1) == 1 and bool(np.any(x != x))
+
+
+class OfNumPy:
+    """Stand for a function of NumPy's that a program asks by, or brings a number to the host.
+
+    It is equal to the function, has all that it has, and looks at one number of JAX's alone.
+    """
+
+    def __init__(self, fn: Any) -> None:
+        self._fn, self._bad = fn, ASKS.get(fn.__name__)
+        functools.update_wrapper(self, fn)
+        self.__module__ = "numpy"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it."""
+        out = self._fn(*args, **kwargs)
+        x: Any = args[0] if args else None
+        one = type(x) in ARRAYS and x.size == 1  # most that is asked for is no array of JAX's
+        if one and (_is_nan(out) if self._bad is None else bool(out.item()) is self._bad):
+            _was_read()
+        return out
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """Pass for it."""
+        return type(self._fn)
+
+    def __getattr__(self, name: str) -> Any:
+        """Give what it has."""
+        return getattr(self.__dict__["_fn"], name)
+
+    def __eq__(self, other: object) -> bool:
+        """Be what tables of functions have it as."""
+        return other is self or other == self._fn
+
+    def __hash__(self) -> int:
+        """Be found in them."""
+        return hash(self._fn)
+
+    def __reduce__(self) -> str:
+        """Leave nothing of ours in a file."""
+        return str(self._fn.__name__)
+
+
+def _fetching(get: Callable[..., Any]) -> Callable[..., Any]:
+    """Have the program bring arrays to the host as before, and remember a bad number."""
+
+    def gets(*args: Any, **kwargs: Any) -> Any:
+        out = get(*args, **kwargs)
+        if any(isinstance(x, np.ndarray) and _is_nan(x) for x in tree_util.tree_leaves(out)):
+            _was_read()
+        return out
+
+    return gets
+
+
+def _comparing(of_nan: bool, compare: Callable[..., Any]) -> Callable[..., Any]:
+    """Have the program compare as before, and remember numbers until it decides by the answer."""
+
+    def compares(x: Any, y: Any) -> Any:
+        out = compare(x, y)
+        if type(out) in ARRAYS and out.size == 1:
+            _compared.append((weakref.ref(out), of_nan, (x, y)))
+        return out
+
+    return compares
 
 
 def _reading(read: Callable[..., Any]) -> Callable[..., Any]:
@@ -128,9 +220,7 @@ def _reading(read: Callable[..., Any]) -> Callable[..., Any]:
         out = read(x, *args)
         bad = out - out != 0 if isinstance(out, float) else isinstance(out, str) and x.size == 1
         if bad and not (isinstance(out, str) and "nan" not in out):
-            frame = sys._getframe(1)
-            if not is_library(frame.f_code.co_filename):
-                _read[:] = [(frame.f_code.co_filename, frame.f_lineno)]
+            _was_read()
         return out
 
     return reads
@@ -162,6 +252,9 @@ def _deciding(found: Found, decide: Callable[..., Any]) -> Callable[..., Any]:
     def decides(x: Any) -> Any:
         out = decide(x)
         one = next((one for ref, bad, one in tuple(_answers) if ref() is x and bad is out), None)
+        numbers = (both for ref, nan, both in tuple(_compared) if ref() is x and nan is out)
+        if any(map(_is_nan, next(numbers, ()))):
+            one = True
         frame = sys._getframe(1)
         if one is not None and not is_library(frame.f_code.co_filename):
             file, line = frame.f_code.co_filename, frame.f_lineno

@@ -2,6 +2,9 @@
 
 import functools
 import gc
+import math
+import operator
+import pickle
 import sys
 import threading
 
@@ -393,6 +396,67 @@ def test_numbers_are_asked_for_by_name_and_in_several_threads_at_once():
         sys.setswitchinterval(interval)
         end()
     assert not failed
+
+
+NUMPY = np.isnan, np.isfinite, np.asarray, np.array
+
+
+@pytest.mark.parametrize(
+    "decide",
+    [
+        lambda x: not x > 0,
+        lambda x: not np.float32(1) >= x,
+        lambda x: not (x < np.float32(2)),
+        lambda x: x != x,
+        lambda x: not operator.eq(x, jnp.float32(1)),
+        lambda x: min([x, jnp.float32(-1)]) is x,
+        lambda x: np.isnan(x),
+        lambda x: not np.isfinite(x),
+        lambda x: math.isnan(np.asarray(x)),
+        lambda x: math.isnan(np.array(x, np.float64)),
+        lambda x: math.isnan(x.tolist()),
+        lambda x: math.isnan(jax.device_get({"loss": x})["loss"]),
+    ],
+)
+def test_a_comparison_or_numpys_look_at_a_bad_number_is_told_at_its_line(decide):
+    found = Found()
+    end = watch_everything(Options(action="record", level="step"), found)
+    decide(jnp.float32(1))
+    decide(jnp.float32(np.inf))
+    assert decide(jnp.log(-jnp.ones(())))
+    end()
+    (told,) = found.harms
+    assert "at test_watchall.py:" in told
+    assert (np.isnan, np.isfinite, np.asarray, np.array) == NUMPY
+    assert np.isnan is NUMPY[0]
+
+
+def test_what_stands_for_a_function_of_numpys_passes_for_it():
+    end = watch_everything(Options(action="record", level="step"), Found())
+    stands, table = np.isnan, {NUMPY[0]: "kept"}
+    assert table[stands] == "kept"
+    assert isinstance(stands, np.ufunc)
+    assert (stands.nin, stands.__name__, stands.reduce) == (1, "isnan", NUMPY[0].reduce)
+    assert stands(np.array([1.0, np.nan]), out=np.zeros(2, bool)).tolist() == [False, True]
+    kept = pickle.dumps([stands, np.asarray])
+    end()
+    assert pickle.loads(kept) == [NUMPY[0], NUMPY[2]]
+    assert pickle.loads(kept)[0] is NUMPY[0]
+
+
+def test_a_best_value_that_begins_infinite_is_no_bad_number():
+    found = Found()
+    end = watch_everything(Options(action="record", level="step"), found)
+    best = jnp.float32(np.inf)
+    for loss in jnp.array([3.0, 1.0, 2.0]):
+        best = min(best, loss)
+    assert np.asarray(jnp.float32(np.inf)) > best
+    mask = jnp.array([0.0, jnp.nan])
+    np.isnan(mask)
+    np.asarray(mask)
+    assert (mask != mask).any()
+    end()
+    assert found.harms == []
 
 
 def test_a_mask_of_missing_values_is_no_decision():
