@@ -26,6 +26,7 @@ _WHERE = {
     "compare": "_compare.compare",
     "expect": "_base.context",
     "load": "_jsonl.reading",
+    "precision": "_apps.precision.precision",
     "replaying": "_base.context",
     "scope": "_base.context",
     "stress": "_apps.stress.hunt",
@@ -69,6 +70,7 @@ __all__ = [
     "compare",
     "expect",
     "load",
+    "precision",
     "replaying",
     "scope",
     "stress",
@@ -87,12 +89,12 @@ if TYPE_CHECKING:
     from anynan import jax as jax
     from anynan import keras as keras
     from anynan import lightning as lightning
-    from anynan import mlx as mlx
     from anynan import options as options
     from anynan import reports as reports
     from anynan import tensorflow as tensorflow
     from anynan import torch as torch
     from anynan import transformers as transformers
+    from anynan._apps.precision.precision import precision
     from anynan._apps.stress.hunt import stress
     from anynan._base.context import expect, replaying, scope
     from anynan._base.summary import Summary

@@ -1,6 +1,7 @@
 """Reports as text, HTML and numbers: what they are written from, and how."""
 
-from typing import Literal
+import importlib
+from typing import Any, Literal
 
 from anynan._readings.history import History
 from anynan._reports.report import render as render_text
@@ -47,3 +48,10 @@ def render(
         return render_html(event)
     msg = f"form={form!r} is unknown; choose text, line, markdown or html"
     raise ValueError(msg)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "PrecisionReport":  # what ``anynan.precision`` returns, where that is there
+        return importlib.import_module("anynan._apps.precision.report").PrecisionReport
+    msg = f"module 'anynan.reports' has no attribute {name!r}"
+    raise AttributeError(msg)

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from anynan._base.about import FOLDERS, __version__
-from anynan._cli import compare, doctor, replay, report, run, scan
+from anynan._cli import compare, doctor, precision, replay, report, run, scan
 
 USAGE = 2  # the exit status of a command that could not begin
 
@@ -108,6 +108,7 @@ def _parser() -> argparse.ArgumentParser:
     report.add(commands)
     replay.add(commands)
     compare.add(commands)
+    precision.add(commands)
     doctor.add(commands)
     return parser
 

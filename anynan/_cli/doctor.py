@@ -19,9 +19,9 @@ _ASK = """
 import json, sys, warnings
 warnings.simplefilter("ignore")
 import {name}
-from anynan._base.about import version_of
+version = getattr({name}, "__version__", "of no version")
 from anynan.{name} import doctor
-said = version_of({name}), doctor.devices(), doctor.WATCHED, doctor.UNWATCHED
+said = version, doctor.devices(), doctor.WATCHED, doctor.UNWATCHED
 print("\\n" + json.dumps(said))
 """
 _READERS = ("h5py", "tensorstore")

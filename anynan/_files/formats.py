@@ -117,6 +117,20 @@ TARGETS = {
 }
 
 
+def target_of(dtype: Any) -> Format:
+    """Give the format that a framework's dtype, or a name, asks for.
+
+    Raises:
+        ValueError: If it is none of those that numbers may be converted to.
+    """
+    words = str(getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or dtype)
+    found = TARGETS.get(words.rpartition(".")[2])  # torch.float16 spells itself so
+    if found is None:
+        msg = f"dtype={dtype!r} is unknown; choose from {', '.join(TARGETS)}"
+        raise ValueError(msg)
+    return found
+
+
 def format_of(dtype: str) -> Format | None:
     """Give the format of a dtype's numbers, None if it holds none that could be bad."""
     return FORMATS.get(PAIRS.get(dtype, dtype))

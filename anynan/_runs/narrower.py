@@ -2,10 +2,10 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from anynan._base.escaping import name as printed
-from anynan._files.formats import TARGETS
+from anynan._files.formats import Format, target_of
 
 ONLY = "module outputs only"  # what is computed inside of a layer may need more
 _PHASES = ("forward", "backward", "parameter")
@@ -26,6 +26,7 @@ class Headroom:
             largest magnitudes; negative if it would.
         under_phase: Where that was seen.
         under_step: In which step.
+        whole: Whether every operation of the layer was looked at, and not its outputs alone.
     """
 
     layer: str
@@ -36,6 +37,7 @@ class Headroom:
     under: float | None = None
     under_phase: str = ""
     under_step: int = 0
+    whole: bool = False
 
     @property
     def bits(self) -> float | None:
@@ -47,7 +49,7 @@ class Headroom:
         if self.over is None or self.under is None:
             return f"{where}: not known, no magnitude was read"
         if math.isinf(self.over):
-            return f"{where}: all zero; {ONLY}"
+            return f"{where}: all zero" if self.whole else f"{where}: all zero; {ONLY}"
         largest = f"{self.over:.1f} bits"
         if self.over <= 0:
             largest = "overflows"
@@ -56,7 +58,17 @@ class Headroom:
             text += f", all zero at the bottom ({self.under_phase}, step {self.under_step})"
         else:
             text += f", {self.under:.1f} at the bottom ({self.under_phase})"
-        return text if self.over <= 0 or self.under <= 0 else f"{text}; {ONLY}"
+        told = self.whole or self.over <= 0 or self.under <= 0
+        return text if told else f"{text}; {ONLY}"
+
+
+@runtime_checkable
+class ByOperation(Protocol):
+    """Say what has looked at every operation: it knows more than the readings of a run."""
+
+    def headroom(self, target: Format) -> list[Headroom]:
+        """Give a line for each layer, the least safe first."""
+        ...
 
 
 def headroom(run: Any, dtype: Any) -> list[Headroom]:
@@ -66,10 +78,11 @@ def headroom(run: Any, dtype: Any) -> list[Headroom]:
     ``parameters=True``, weights. What a layer computes inside (a sum of squares, a matrix
     product's accumulation) may need more than that, and a tensor's smaller numbers become zero
     before its largest does. A layer that is tight here will fail in that dtype; one with room
-    here may still fail, so its line says "module outputs only".
+    here may still fail, so its line says "module outputs only". A report of ``anynan.precision``
+    has looked at every operation, and is asked in the place of the readings.
 
     Args:
-        run: A tracker, or a run that was read from a file.
+        run: A tracker, a run that was read from a file, or a report of ``anynan.precision``.
         dtype: A framework's dtype, or a name: ``float16``, ``bfloat16``, ``float8`` (which is
             ``float8_e4m3fn``) or ``float8_e5m2``.
 
@@ -88,11 +101,9 @@ def headroom(run: Any, dtype: Any) -> list[Headroom]:
         >>> [found.layer for found in anynan.reports.headroom(tracker, "float16") if found.bits < 0]
         ['0']
     """
-    words = str(getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or dtype)
-    target = TARGETS.get(words.rpartition(".")[2])  # torch.float16 spells itself so
-    if target is None:
-        msg = f"dtype={dtype!r} is unknown; choose from {', '.join(TARGETS)}"
-        raise ValueError(msg)
+    target = target_of(dtype)
+    if isinstance(run, ByOperation):
+        return run.headroom(target)
     most: dict[str, tuple[float, str, int]] = {}
     least: dict[str, tuple[float, str, int]] = {}
     layers: dict[str, None] = {}

@@ -1,0 +1,134 @@
+"""Run a traced program in a narrow dtype, with some layers kept in float32."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from anynan._trace.op import Observed, Observer
+from anynan.jax.graphs.graph import Node
+from anynan.jax.graphs.layers import inside
+from anynan.jax.graphs.versions import rebind
+from anynan.jax.observe import Run, as_typed, narrowed, traced
+from anynan.jax.read.probes import checkable
+
+_CODE = """\
+# Compute in float32 in the modules of these layers: dtype=jnp.float32 in flax and Keras, or
+# x.astype(jnp.float32) before the call and .astype(jnp.{dtype}) after it.
+kept = {names}"""
+
+
+class Narrowed:
+    """Run one target in narrow dtypes.
+
+    Args:
+        target: A function or a module.
+        args: What it is called with.
+        kwargs: By name.
+    """
+
+    def __init__(self, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        self._call = target, args, dict(kwargs)
+        self._program, self._arrays = traced(*self._call)
+
+    def host(self, x: Any) -> NDArray[Any] | None:
+        """Give an array's numbers to NumPy; None if it has none with a fraction."""
+        kind = getattr(x, "dtype", None)
+        if kind is None or not jnp.issubdtype(kind, jnp.inexact) or not hasattr(x, "shape"):
+            return None
+        found = np.asarray(x)
+        return found if found.dtype.kind in "fc" else found.astype(np.float32)
+
+    def rounded(self, x: Any, dtype: str) -> Any:
+        """Round an array to a dtype, and give it in its own again."""
+        return x if jnp.iscomplexobj(x) else jnp.asarray(x).astype(dtype).astype(x.dtype)
+
+    def bounded(self, x: Any) -> Any:
+        """Put the largest number in the place of Inf, and 0 in that of NaN."""
+        return jnp.nan_to_num(x)
+
+    def given(self) -> list[tuple[str, str | None, Any]]:
+        """List the arguments; weights with their layers."""
+        pairs = zip(self._program.leaves, self._arrays, strict=True)
+        return [
+            (leaf.name, None if leaf.role == "input" else self._program.owner(leaf), x)
+            for leaf, x in pairs
+            if _narrows(x)
+        ]
+
+    def sizes(self) -> dict[str, int]:
+        """Give the layers, with the elements of the weights in them."""
+        program = self._program
+        owned = [
+            (program.owner(leaf), x.size)
+            for leaf, x in zip(program.leaves, self._arrays, strict=True)
+            if leaf.role == "parameter" and _narrows(x)
+        ]
+        return {
+            layer: sum(size for owner, size in owned if inside(owner, layer))
+            for layer in program.layers.names()
+        }
+
+    def run(self, observer: Observer, dtype: str, how: str, keep: Collection[str]) -> Observed:
+        """Run in a dtype, with some layers kept in float32.
+
+        Raises:
+            ValueError: If it is to run under autocast: JAX has none.
+        """
+        if how == "autocast":
+            msg = "JAX has no autocast: choose how='cast' or how='round'"
+            raise ValueError(msg)
+        narrow = jnp.dtype(dtype)
+
+        def cast(x: Any) -> Any:
+            if not _narrows(x):
+                return x
+            made = jnp.asarray(x).astype(narrow)
+            return made if how == "cast" else made.astype(x.dtype)
+
+        program, arrays = traced(*self._call, cast)
+        run = _Kept(program, observer, keep if how == "cast" else ())
+        closed = [x for x in program.closed.consts if _narrows(x) and np.size(x) > 1]
+        if closed and how == "cast":
+            run.notes.append(
+                f"{len(closed)} arrays that the function closes over stay in float32: give them as "
+                "arguments to have them cast"
+            )
+        return run.observed(arrays)
+
+    def code(self, dtype: str, how: str, keep: Sequence[str]) -> str:
+        """Say in code which layers to keep."""
+        del how  # there is but one way
+        return _CODE.format(dtype=dtype, names=list(keep))
+
+
+class _Kept(Run):
+    """Evaluate a program with some layers in float32; what comes out of them is cast back."""
+
+    def __init__(self, program: Any, observer: Observer, keep: Collection[str]) -> None:
+        super().__init__(program, observer)
+        self._is_kept: Callable[[str | None], bool] = lambda layer: any(
+            inside(layer, kept) for kept in keep
+        )
+
+    def bind(self, eqn: Any, ins: list[Any], node: Node | None) -> list[Any]:
+        """Run one equation in the dtype of its layer."""
+        whole = None if node is None else self.whole.get(node.index)
+        place = node if whole is None or whole.forward is None else whole.forward.nodes[0]
+        if place is None or not self._is_kept(self.program.layers.of(place)):
+            typed = [as_typed(var, x) for var, x in zip(eqn.invars, ins, strict=True)]
+            return super().bind(eqn, typed, node)
+        wide = [
+            jnp.asarray(x).astype(jnp.float32) if checkable(var.aval) else x
+            for var, x in zip(eqn.invars, ins, strict=True)
+        ]
+        with eqn.ctx.manager:
+            return rebind(eqn, wide, **narrowed(eqn.params, "float32"))
+
+
+def _narrows(x: Any) -> bool:
+    kind = getattr(x, "dtype", None)
+    return isinstance(x, jax.Array | np.ndarray) and kind in (np.float32, np.float64)

@@ -1,0 +1,233 @@
+"""Run a target in a narrow dtype: weights and inputs cast, some modules kept in float32."""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import cached_property
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+
+from anynan._base.patches import Patches
+from anynan._trace.op import Observed, Observer
+from anynan.torch.call.discovery import find_modules, find_state, find_weights
+from anynan.torch.observe import Sight
+from anynan.torch.private import tree_leaves, tree_map
+from anynan.torch.read.paths import clean_path, join
+from anynan.torch.weights.optimizers import find_optimizers
+
+_KNOWN = (torch.float16, torch.float32, torch.float64, torch.complex64)
+_CODE = """\
+kept = {names}
+
+def cast(value, dtype):
+    def turn(x):
+        return x.to(dtype) if torch.is_tensor(x) and x.is_floating_point() else x
+    return torch.utils._pytree.tree_map(turn, value)
+
+for name in kept:
+    module = model.get_submodule(name){how}
+    module.register_forward_pre_hook(
+        lambda _, args, kwargs: cast((args, kwargs), torch.float32), with_kwargs=True)"""
+_BACK = """
+    module.register_forward_hook(lambda _, args, out: cast(out, torch.{dtype}))"""
+_AUTOCAST = '''
+    module.forward = torch.autocast("cuda", enabled=False)(module.forward)  # or "cpu"'''
+
+
+class Narrowed:
+    """Run one target in narrow dtypes.
+
+    Args:
+        target: A model, a training step, or any function.
+        args: What it is called with.
+        kwargs: By name.
+    """
+
+    def __init__(self, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        self._call = target, args, dict(kwargs)
+        self._sight = Sight(target)
+        found = find_modules(target, args, dict(kwargs))
+        if isinstance(target, torch.nn.Module):
+            found = {"": target}
+        elif len(found) == 1:  # one model needs no name in front of its layers
+            found = {"": next(iter(found.values()))}
+        self._models = list(found.values())
+        self._modules = [
+            (join(name, clean_path(path, model)), module)
+            for name, model in found.items()
+            for path, module in model.named_modules()
+        ]
+
+    @cached_property
+    def _optimizers(self) -> list[torch.optim.Optimizer]:
+        weights = {id(p) for model in self._models for p in model.parameters()}
+        named = [x for x in find_state(self._call[0]).values() if hasattr(x, "param_groups")]
+        return [*named, *(x for x in find_optimizers(weights) if not any(x is o for o in named))]
+
+    def host(self, x: Any) -> NDArray[Any] | None:
+        """Give a tensor's numbers to NumPy; None if it has none with a fraction."""
+        if not isinstance(x, torch.Tensor) or not (x.is_floating_point() or x.is_complex()):
+            return None
+        if x.layout is not torch.strided or x.is_meta:
+            return None
+        x = x.detach()
+        if x.dtype not in _KNOWN:
+            x = x.to(torch.complex64 if x.is_complex() else torch.float32)
+        found: NDArray[Any] = x.cpu().resolve_conj().resolve_neg().numpy()
+        return found
+
+    def rounded(self, x: Any, dtype: str) -> Any:
+        """Round a tensor to a dtype, and give it in its own again."""
+        return x if x.is_complex() else x.detach().to(getattr(torch, dtype)).to(x.dtype)
+
+    def bounded(self, x: Any) -> Any:
+        """Put the largest number in the place of Inf, and 0 in that of NaN."""
+        return torch.nan_to_num(x.detach())
+
+    def given(self) -> list[tuple[str, str | None, Any]]:
+        """List weights, buffers and arguments."""
+        found: list[tuple[str, str | None, Any]] = []
+        for path, module in self._modules:
+            for held in (module._parameters, module._buffers):
+                found += [(join(path, name), path, x) for name, x in held.items() if _narrows(x)]
+        arrays = [x for x in tree_leaves(self._call[1:]) if _narrows(x)]
+        return found + [(f"input {i}", None, x) for i, x in enumerate(arrays)]
+
+    def sizes(self) -> dict[str, int]:
+        """Give the modules that are called, with the elements of all weights in them."""
+        lists = torch.nn.ModuleList | torch.nn.ModuleDict
+        return {
+            path: sum(p.numel() for p in module.parameters())
+            for path, module in self._modules
+            if not isinstance(module, lists)
+        }
+
+    def run(self, observer: Observer, dtype: str, how: str, keep: Collection[str]) -> Observed:
+        """Run in a dtype, with some modules kept in float32, and leave no trace."""
+        narrow: torch.dtype = getattr(torch, dtype)
+        _, args, kwargs = self._call
+        kept = [module for path, module in self._modules if path in keep]
+        weights = (p.device.type for model in self._models for p in model.parameters())
+        device = next(weights, "cpu") if how == "autocast" else None
+        with ExitStack() as stack:
+            if device is None:
+                cast = _rounding(narrow) if how == "round" else lambda x: x.to(narrow)
+                stack.enter_context(self._cast(kept, cast))
+                args, kwargs = tree_map(
+                    lambda x: _like(x, cast) if _narrows(x) else x, (args, kwargs)
+                )
+            else:
+                stack.enter_context(_autocast(device, narrow))
+            for module in kept if how != "round" else ():
+                _keep(stack, module, narrow, device)
+            sight = stack.enter_context(self._sight)
+            return sight.run(args, kwargs, observer)
+
+    def code(self, dtype: str, how: str, keep: Sequence[str]) -> str:
+        """Write the code that keeps modules in float32."""
+        text = _CODE.format(names=list(keep), how=_AUTOCAST if how == "autocast" else ".float()")
+        return text if how == "autocast" else text + _BACK.format(dtype=dtype)
+
+    @contextmanager
+    def _cast(
+        self, kept: Sequence[torch.nn.Module], cast: Callable[[torch.Tensor], torch.Tensor]
+    ) -> Iterator[None]:
+        """Have weights, buffers, gradients and optimizer state in another dtype meanwhile."""
+        wide = {id(x) for module in kept for x in _held(module.modules())}
+        tensors = {id(x): x for x in _held(module for _, module in self._modules)}
+        tensors.update((id(x), x) for x in find_weights(self._call[0]).values() if _narrows(x))
+        tensors = {number: x for number, x in tensors.items() if number not in wide}
+        held = [(x, x.data, x.grad) for x in tensors.values()]
+        states = [
+            (state, name, x)
+            for optimizer in self._optimizers
+            for weight, state in optimizer.state.items()
+            if id(weight) in tensors and isinstance(state, dict)
+            for name, x in state.items()
+            if _narrows(x) and x.shape == weight.shape
+        ]
+        try:
+            with torch.no_grad():
+                for x, data, grad in held:
+                    x.grad = None
+                    x.data = cast(data)
+                    x.grad = None if grad is None else cast(grad)
+                for state, name, value in states:
+                    state[name] = cast(value)
+            yield
+        finally:
+            for x, data, grad in held:
+                x.grad = None
+                x.data = data
+                x.grad = grad
+            for state, name, value in states:
+                state[name] = value
+
+
+def _held(modules: Iterable[torch.nn.Module]) -> Iterator[torch.Tensor]:
+    """Walk the weights and buffers that modules hold themselves, of those that can be cast."""
+    for module in modules:
+        for x in (*module._parameters.values(), *module._buffers.values()):
+            if x is not None and _narrows(x):
+                yield x
+
+
+@contextmanager
+def _autocast(device: str, narrow: torch.dtype) -> Iterator[None]:
+    """Have the forward pass under autocast; the backward pass follows it, and is under none."""
+
+    def outside(real: Callable[..., Any]) -> Callable[..., Any]:
+        def differentiate(*args: Any, **kwargs: Any) -> Any:
+            with torch.autocast(device, enabled=False):
+                return real(*args, **kwargs)
+
+        return differentiate
+
+    with Patches() as patches, torch.autocast(device, narrow):
+        for name in ("backward", "grad"):
+            patches.change(torch.autograd, name, outside)
+        yield
+
+
+def _keep(
+    stack: ExitStack, module: torch.nn.Module, narrow: torch.dtype, device: str | None
+) -> None:
+    """Have a module compute in float32: what it is given is cast, and what it gives cast back.
+
+    Under autocast, on a device, what it gives stays as it is.
+    """
+    inner = ExitStack()
+    stack.enter_context(inner)
+
+    def before(_: Any, args: Any, kwargs: Any) -> Any:
+        if device is not None:
+            inner.enter_context(torch.autocast(device, enabled=False))
+        return tree_map(lambda x: x.float() if _is(x, narrow) else x, (args, kwargs))
+
+    def after(_: Any, args: Any, out: Any) -> Any:
+        inner.close()
+        if device is not None:
+            return out
+        return tree_map(lambda x: x.to(narrow) if _is(x, torch.float32) else x, out)
+
+    stack.callback(module.register_forward_pre_hook(before, with_kwargs=True, prepend=True).remove)
+    stack.callback(module.register_forward_hook(after).remove)
+
+
+def _narrows(x: Any) -> bool:
+    wide = (torch.float32, torch.float64)
+    return isinstance(x, torch.Tensor) and x.dtype in wide and x.layout is torch.strided
+
+
+def _rounding(narrow: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda x: x.to(narrow).to(x.dtype)
+
+
+def _like(x: torch.Tensor, cast: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """Cast an argument; a leaf that takes a gradient is one again."""
+    return cast(x.detach()).requires_grad_(x.requires_grad)
+
+
+def _is(x: Any, dtype: torch.dtype) -> bool:
+    return isinstance(x, torch.Tensor) and x.dtype is dtype

@@ -1,0 +1,1 @@
+"""What breaks first in a narrow dtype, and what to keep in float32."""

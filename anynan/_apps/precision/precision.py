@@ -1,0 +1,242 @@
+"""``anynan.precision``: one run in float32, one in the narrow dtype, and a plan."""
+
+import importlib
+import sys
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from anynan._apps.precision.plan import Line, Plan, Search, Trial, inside
+from anynan._apps.precision.ranges import measured
+from anynan._apps.precision.report import PrecisionReport
+from anynan._apps.precision.watch import Break, Breaks, How, Narrow, Ranges, Row, bits_of
+from anynan._arrays.containers import leaves
+from anynan._base.about import ADAPTERS
+from anynan._files.formats import Format, target_of
+from anynan._trace.op import Observe, Observed, Op
+from anynan.errors import reason
+from anynan.events import Source
+
+_PRODUCTS = frozenset({"matmul", "linear", "convolution", "einsum", "attention"})
+
+
+def precision(
+    target: Any,
+    *example: Any,
+    inputs: Mapping[str, Any] | None = None,
+    dtype: Any = "float16",
+    how: How = "cast",
+    plan: bool = True,
+    errors: bool = False,
+    vanishing: float = 0.05,
+) -> PrecisionReport:
+    """Find what breaks first in a narrow dtype, and what to keep in float32.
+
+    The target runs once as it is, and each operation is measured: its magnitudes, the bits left
+    before it overflows, the share that becomes zero. Then it runs in the dtype, and what makes NaN
+    or Inf of finite numbers is told. Then a plan is looked for and tried: the layers to keep in
+    float32, and the loss scale. Weights, gradients, optimizer and random state are afterwards what
+    they were. The answer is about these inputs and these weights.
+
+    Args:
+        target: A model, a training step, or a function; what it does is what is looked at. Give
+            it the backward pass by a step that runs it.
+        *example: What it is called with.
+        inputs: What it is called with by name.
+        dtype: ``float16``, ``bfloat16``, ``float8_e4m3fn``, ``float8_e5m2``, or a framework's own.
+            Of a float8, only the operands of products are made, each with a scale of its own.
+        how: ``cast`` runs with weights and inputs in the dtype, as ``.half()`` does; ``autocast``
+            as PyTorch's autocast does; ``round`` rounds every result of a float32 run, which
+            cannot see where the code itself asks for float32.
+        plan: Look for a plan if something breaks; it takes up to 40 runs more.
+        errors: Measure how far off each operation is, too; each runs twice more.
+        vanishing: The share of gradients other than 0 that a loss scale may let become 0.
+
+    Returns:
+        A PrecisionReport; ``print`` it.
+
+    Raises:
+        TypeError: If no adapter knows how to run the target.
+        ValueError: If the dtype or ``how`` is unknown.
+
+    Example:
+        >>> import torch, anynan
+        >>> class Gated(torch.nn.Module):
+        ...     def forward(self, x):
+        ...         return (400 * x) * (400 * x) / 1000
+        >>> report = anynan.precision(Gated(), torch.ones(2), plan=False)
+        >>> report.fits, report.first().name
+        (False, 'multiply')
+    """
+    form = target_of(dtype)
+    if how not in ("cast", "autocast", "round"):
+        msg = f"how={how!r} is unknown; choose from cast, autocast, round"
+        raise ValueError(msg)
+    asking = _Asking(target, example, dict(inputs or {}), form, how, vanishing)
+    return asking.answer(plan=plan, errors=errors)
+
+
+class _Asking:
+    """Hold one question."""
+
+    def __init__(
+        self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], form: Format,
+        how: How, vanishing: float,
+    ) -> None:  # fmt: skip
+        self.call = (target, args, kwargs)
+        self.form, self.how, self.vanishing = form, how, vanishing
+        self.observe, self.narrow = _adapter(*self.call)
+        self.notes: list[str] = []
+        self.exact: Observed
+        self.bad: set[Any] = set()
+
+    def answer(self, *, plan: bool, errors: bool) -> PrecisionReport:
+        """Run, judge, plan."""
+        name = self.form.name
+        ranges = Ranges(self.narrow, name if errors else None)
+        self.exact = self._whole(self.observe(*self.call, ranges))
+        rows = [*self._given(), *ranges.rows]
+        if self.form.width == 8:
+            products = tuple(row for row in rows if row.kernel in _PRODUCTS)
+            return PrecisionReport(name, "operands", products, notes=tuple(self.notes))
+        self.bad = {
+            row.place
+            for row in rows
+            if row.result.bad and not any(x.bad for x in row.operands.values())
+        }
+        breaks = bits_of([*self._cast(rows), *self._first()], rows, self.form)
+        found = None
+        if plan and breaks:
+            sizes = self.narrow.sizes()
+            found = Search(self._try, sizes, rows, self.form, self.vanishing)(breaks)
+        code = "" if found is None else self._code(found)
+        return PrecisionReport(
+            name, self.how, tuple(rows), tuple(breaks), found, tuple(self.notes), code
+        )
+
+    def _whole(self, seen: Observed) -> Observed:
+        self.notes += seen.notes
+        if seen.error is not None:
+            raise seen.error
+        return seen
+
+    def _given(self) -> Iterator[Row]:
+        """Walk what comes in and is cast."""
+        for name, layer, x in self.narrow.given():
+            numbers = self.narrow.host(x)
+            if numbers is not None and numbers.size:
+                phase = "input" if layer is None else "parameter"
+                found = measured(numbers)
+                yield Row((phase, name), name, "cast", layer, phase, None, {}, found)  # type: ignore[arg-type]
+
+    def _cast(self, rows: list[Row]) -> Iterator[Break]:
+        """Walk the weights and inputs that overflow as they are cast."""
+        if self.how == "autocast":
+            return
+        for row in rows:
+            if row.kernel == "cast" and row.result.bits(self.form) <= 0:
+                yield Break(row.place, row.name, row.layer, row.phase, None, "overflow")
+
+    def _first(self) -> list[Break]:
+        """Run in the dtype, past what breaks; where it cannot, round a float32 run."""
+        found, seen = self._run((), (), 1.0, going=True)
+        if seen.error is not None and self.how != "round":
+            why = reason(seen.error) if isinstance(seen.error, Exception) else repr(seen.error)
+            self.notes.append(
+                f"the target does not run with how={self.how!r} ({why}): every result of a "
+                "float32 run was rounded instead"
+            )
+            self.how = "round"
+            found, seen = self._run((), (), 1.0, going=True)
+        self._whole(seen)
+        return found
+
+    def _run(
+        self, layers: Collection[str], lines: Collection[Line], scale: float, *, going: bool
+    ) -> tuple[list[Break], Observed]:
+        rounds = self.how == "round"
+
+        def kept(op: Op, source: Source | None) -> bool:
+            return inside(op.layer, layers) is not None or _at(source, lines)
+
+        breaks = Breaks(
+            self.narrow, going=going, rounding=self.form if rounds else None,
+            dtype=self.form.name, kept=kept, scale=scale,
+            rerun=lambda op, source: not rounds and _computes(op) and _at(source, lines),
+        )  # fmt: skip
+        seen = self.narrow.run(breaks, self.form.name, self.how, layers)
+        found = [each for each in breaks.found if each.place not in self.bad]
+        return found, seen
+
+    def _try(
+        self, layers: Collection[str], lines: Collection[Line], scale: float, going: bool
+    ) -> Trial:
+        found, seen = self._run(layers, lines, scale, going=going)
+        found = [each for each in found if each.phase != "optimizer"]
+        if seen.error is not None:
+            where: Any = ("run",)
+            found = [*found, Break(where, reason_of(seen.error), None, "forward", None, "nan")]
+        return Trial(found, self._distance(seen.value))
+
+    def _distance(self, value: Any) -> float | None:
+        """Give how far what a run returned is from what the float32 run did."""
+        pairs = zip(self._numbers(value), self._numbers(self.exact.value), strict=False)
+        held = [(a, b) for a, b in pairs if a.shape == b.shape]
+        if not held:
+            return None
+        far = sum(float(np.square(a - b).sum()) for a, b in held)
+        size = sum(float(np.square(b).sum()) for _, b in held)
+        return float(np.sqrt(far / size)) if size and np.isfinite(far) else None
+
+    def _numbers(self, value: Any) -> Iterator[Any]:
+        for _, leaf in leaves(value, "result"):
+            x = self.narrow.host(leaf)
+            if x is not None:
+                yield np.asarray(x, np.float64)
+
+    def _code(self, found: Plan) -> str:
+        text = self.narrow.code(self.form.name, self.how, found.layers) if found.layers else ""
+        lines = [f"# compute in float32: {file}:{line}" for file, line in found.lines]
+        if found.scale != 1:
+            lines.append(f"scaler = torch.amp.GradScaler(init_scale={found.scale:g})")
+        return "\n".join([*([text] if text else []), *lines])
+
+
+def reason_of(error: BaseException) -> str:
+    """Say what an exception was, in a line."""
+    return reason(error) if isinstance(error, Exception) else repr(error)
+
+
+def _computes(op: Op) -> bool:
+    return op.phase in ("forward", "loss") and op.kernel != "astype"
+
+
+def _at(source: Source | None, lines: Collection[Line]) -> bool:
+    return source is not None and (source.file, source.line) in lines
+
+
+def _adapter(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Observe, Narrow]:
+    """Find the adapter that runs a target; frameworks that are not imported are not asked.
+
+    Raises:
+        TypeError: If there is none.
+    """
+    for name in ADAPTERS:
+        if name not in sys.modules:
+            continue
+        try:
+            seen = importlib.import_module(f"anynan.{name}.observe")
+            narrow: Any = importlib.import_module(f"anynan.{name}.precision")
+        except ModuleNotFoundError as error:
+            if error.name not in (f"anynan.{name}.observe", f"anynan.{name}.precision"):
+                raise
+            continue
+        if seen.takes(target, args, kwargs):
+            made: Narrow = narrow.Narrowed(target, args, kwargs)
+            return seen.observe, made
+    msg = (
+        f"precision() cannot run a {type(target).__name__}: give a PyTorch model, a JAX function, "
+        "or a function that uses one, with the arrays it is called with"
+    )
+    raise TypeError(msg)

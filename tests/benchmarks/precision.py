@@ -1,0 +1,351 @@
+"""What ``anynan.precision`` says breaks first, against what really breaks in PyTorch's own float16.
+
+``python -m tests.benchmarks.precision [ARCHITECTURE...]`` prints the tables of
+docs/precision.md. The judge knows nothing of anynan: a mode that looks at every operation of a
+model after ``.half()``, or of a step under ``torch.autocast``, and notes the first that makes NaN
+or Inf of finite numbers, with the module that runs and the line that called PyTorch.
+"""
+
+import copy
+import json
+import os
+import re
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+import anynan
+from anynan.torch.replay.names import canonical
+from tests.wild.suites import transformers as suite
+
+FACTORS = [4.0**k for k in range(1, 14)]
+PLACING = ("full", "fill", "masked_fill", "where", "scalar_tensor", "triu", "tril", "pad")
+WAYS = ("cast", "round", "ranges")
+
+
+@dataclass
+class Found:
+    """Hold what breaks first: the operator, the module, the line."""
+
+    operator: str
+    layer: str
+    line: str
+
+
+def outside(file: str) -> bool:
+    return f"{os.sep}torch{os.sep}" not in file and file != __file__
+
+
+def forward_line(node: Any) -> str:
+    """Find the line of the forward operation, which PyTorch's anomaly mode keeps."""
+    for text in reversed(node.metadata.get("traceback_", [])):
+        match = re.match(r'\s*File "(.*)", line (\d+)', text)
+        if match and outside(match[1]):
+            return f"{os.path.basename(match[1])}:{match[2]}"
+    return ""
+
+
+def caller() -> str:
+    """Find the innermost line outside of PyTorch and this file."""
+    frame: Any = sys._getframe(2)
+    while frame is not None:
+        if outside(frame.f_code.co_filename):
+            return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
+class Judge(TorchDispatchMode):
+    """Note the first operation of each pass that makes NaN or Inf of finite numbers."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found: dict[str, Found] = {}
+        self.stack: list[str] = []
+        self.model = model
+        self.layers: dict[int, str] = {}
+
+    def __enter__(self) -> Any:
+        self.handles = []
+        for path, module in self.model.named_modules():
+            self.handles.append(module.register_forward_pre_hook(self.into(path)))
+            self.handles.append(module.register_forward_hook(self.out, always_call=True))
+        return super().__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *error: object) -> Any:
+        for handle in self.handles:
+            handle.remove()
+        return super().__exit__(*error)  # type: ignore[no-untyped-call]
+
+    def into(self, path: str) -> Callable[..., None]:
+        return lambda *_: self.stack.append(path)
+
+    def out(self, *_: Any) -> None:
+        self.stack.pop()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = func.overloadpacket.__name__
+        node = torch._C._current_autograd_node()
+        phase = "forward" if node is None else "backward"
+        if node is None and self.stack:
+            self.layers[torch._C._autograd._get_sequence_nr() - 1] = self.stack[-1]
+        if phase in self.found or name.startswith(("empty", "new_empty")):
+            return func(*args, **kwargs)
+        finite = all(good(x) for x in tree_leaves((args, kwargs)))
+        out = func(*args, **kwargs)
+        if finite and name.rstrip("_") not in PLACING and not all(map(good, tree_leaves(out))):
+            if node is None:
+                self.found[phase] = Found(name, self.stack[-1] if self.stack else "", caller())
+            else:
+                here = self.layers.get(node._sequence_nr(), "")
+                self.found[phase] = Found(name, here, forward_line(node))
+        return out
+
+
+def good(x: Any) -> bool:
+    if not isinstance(x, torch.Tensor) or not x.is_floating_point():
+        return True
+    return bool(torch.isfinite(x).all())
+
+
+def half(value: Any, dtype: torch.dtype) -> Any:
+    return tree_map(
+        lambda x: x.to(dtype) if torch.is_tensor(x) and x.is_floating_point() else x, value
+    )
+
+
+def judged(step: Callable[..., Any], model: Any, how: str) -> dict[str, Found] | None:
+    """Run for real, and tell what broke; None if it cannot run."""
+    model = copy.deepcopy(model)
+    judge = Judge(model)
+    try:
+        if how == "autocast":
+            with judge:
+                step(model, autocast=True)
+        else:
+            model.half()
+            with judge:
+                step(model, cast=True)
+    except Exception:
+        return None
+    return judge.found
+
+
+def squares(out: Any) -> torch.Tensor:
+    """Make a loss of what has none."""
+    return sum((x.float().square().mean() for x in suite.learning(out)), torch.zeros(()))
+
+
+class Case:
+    """One architecture: a step of it, forward alone or with a scaled loss."""
+
+    def __init__(self, kind: str) -> None:
+        torch.manual_seed(0)
+        head = next(head for head in suite.HEADS if kind in suite.heads(head))
+        named = suite.heads(head)[kind]
+        made = getattr(transformers, named[0] if isinstance(named, list | tuple) else named)
+        config = suite.configuration(kind)
+        with torch.device("meta"):
+            size = sum(weight.numel() for weight in made(config).parameters())
+        if size > 3e6:
+            raise ValueError("too large")
+        self.model = made(config).eval()
+        self.given = suite.arguments(kind, head, config, self.model)
+        self.factor: float | None = None
+
+    def __call__(self, model: Any, *, cast: bool = False, autocast: bool = False) -> Any:
+        given = half(self.given, torch.float16) if cast else self.given
+        with ExitStack() as stack:
+            stack.enter_context(torch.set_grad_enabled(self.factor is not None))
+            if self.factor is not None:
+                stack.enter_context(torch.autograd.set_detect_anomaly(True, check_nan=False))
+            with torch.autocast("cpu", torch.float16, enabled=autocast):
+                out = model(**given)
+            if self.factor is None:
+                return None
+            loss = getattr(out, "loss", None)
+            if not isinstance(loss, torch.Tensor):
+                loss = squares(out)
+            (loss.float().sum() * self.factor).backward()
+        return None
+
+
+def targets(model: Any) -> list[str]:
+    """Choose modules whose weights are scaled: spread over the model."""
+    names = [n for n, m in model.named_modules() if getattr(m, "weight", None) is not None
+             and isinstance(m.weight, torch.nn.Parameter) and m.weight.ndim >= 1]  # fmt: skip
+    return [names[i] for i in sorted({0, len(names) // 3, 2 * len(names) // 3, len(names) - 1})]
+
+
+def scaled(case: Case, name: str, how: str) -> tuple[float, dict[str, Found]] | None:
+    """Scale a module's weight until the real run fails in the forward pass, and no further."""
+    weight = case.model.get_submodule(name).weight
+    held = weight.data.clone()
+    for factor in FACTORS:
+        weight.data = held * factor
+        found = judged(case, case.model, how)
+        if found is None:
+            break
+        if "forward" in found:
+            return factor, found
+    weight.data = held
+    return None
+
+
+def predicted(case: Case, how: Any, *, plan: bool = False) -> Any:
+    """Ask anynan, of the same step."""
+    given = case.given
+    if case.factor is None:
+        with torch.no_grad():
+            return anynan.precision(case.model, inputs=given, how=how, plan=plan)
+    model, factor = case.model, case.factor
+
+    def step(**given: Any) -> None:
+        out = model(**given)
+        loss = getattr(out, "loss", None)
+        if not isinstance(loss, torch.Tensor):
+            loss = squares(out)
+        (loss.float().sum() * factor).backward()
+
+    return anynan.precision(step, inputs=given, how=how, plan=plan)
+
+
+def verdict(report: Any, found: Found, phase: str, way: str) -> str:
+    """Compare what was said with what broke."""
+    phases = ("backward",) if phase == "backward" else ("forward", "loss")
+    if way == "ranges":  # of the float32 run alone: the first result beyond the dtype
+        rows = [row for row in report.rows if row.phase in phases and report.runs(row)]
+        said = next((row for row in rows if row.result.bits(report.form) <= 0), None)
+    else:
+        said = report.first(*phases)
+        if said is None and phase == "forward" and report.first("parameter", "input"):
+            said = report.first("parameter", "input")
+    if said is None:
+        return "fits"
+    source = said.source
+    via = "" if source is None else source.via or f"{source.file}:{source.line}"
+    line_ = os.path.basename(via.partition(" ")[0])
+    kernel = said.place[4] if len(said.place) > 4 else said.name
+    same = canonical(found.operator) == kernel and found.layer == (said.layer or "")
+    if same and line_ == found.line:
+        return "right"
+    return f"{kernel} in {said.layer} at {line_}"
+
+
+def forward_pairs(kind: str) -> Iterator[dict[str, Any]]:
+    case = Case(kind)
+    if judged(case, case.model, "cast") != {}:
+        return  # it does not run in float16, or fails as it is
+    for name in targets(case.model):
+        case = Case(kind)
+        held = scaled(case, name, "cast")
+        if held is not None:
+            factor, found = held
+            yield told(case, kind, "cast", "forward", f"{name} * {factor:g}", found["forward"])
+            weight = case.model.get_submodule(name).weight
+            weight.data = weight.data / 4  # the real run is fine so
+            if name == targets(case.model)[-1] and judged(case, case.model, "cast") == {}:
+                yield sound(case, kind, f"{name} * {factor / 4:g}")
+
+
+def backward_pairs(kind: str) -> Iterator[dict[str, Any]]:
+    for how in ("cast", "autocast"):
+        case = Case(kind)
+        for exponent in range(4, 40, 2):
+            case.factor = 2.0**exponent
+            found = judged(case, case.model, how)
+            if found is None or "forward" in found:
+                break
+            if "backward" in found:
+                name = f"loss * 2**{exponent}"
+                yield told(case, kind, how, "backward", name, found["backward"])
+                break
+
+
+def told(case: Case, kind: str, how: str, phase: str, what: str, found: Found) -> dict[str, Any]:
+    started = time.perf_counter()
+    said = {}
+    for way in (how, "round") if how == "cast" else (how,):
+        report = predicted(case, way)
+        said[way] = verdict(report, found, phase, way)
+        if way != how and any("rounded" in note for note in report.notes):
+            said[way] += " (rounded)"
+    said["ranges"] = verdict(report, found, phase, "ranges")
+    seconds = time.perf_counter() - started
+    return {"kind": kind, "how": how, "phase": phase, "what": what, "found": asdict(found),
+            "said": said, "notes": list(report.notes), "seconds": round(seconds, 2)}  # fmt: skip
+
+
+def sound(case: Case, kind: str, what: str) -> dict[str, Any]:
+    said = {}
+    for way in ("cast", "round"):
+        first = predicted(case, way).first("forward", "loss", "parameter", "input")
+        said[way] = "fits" if first is None else f"{first.name} in {first.layer}"
+    return {"kind": kind, "how": "cast", "phase": "sound", "what": what, "said": said}
+
+
+def plans(kind: str) -> Iterator[dict[str, Any]]:
+    """Break a model, ask for a plan, put it in by the code that is printed, and run for real."""
+    case = Case(kind)
+    if judged(case, case.model, "cast") != {}:
+        return
+    for name in targets(case.model)[1:]:
+        case = Case(kind)
+        if scaled(case, name, "cast") is None:
+            continue
+        report = predicted(case, "cast", plan=True)
+        plan = report.plan
+        row = {"kind": kind, "phase": "plan", "what": name, "finite": False}
+        if plan is not None:
+            model = copy.deepcopy(case.model).half()
+            names = {"model": model, "torch": torch}
+            judge = Judge(model)
+            try:
+                exec(report.code, names)
+                with judge:
+                    case(model, cast=True)
+                row["finite"] = not judge.found
+            except Exception as error:
+                row["error"] = repr(error)[:200]
+            row |= {"said": plan.finite, "layers": plan.layers, "lines": len(plan.lines),
+                    "runs": plan.runs}  # fmt: skip
+        yield row
+        break
+
+
+PARTS = {"forward": forward_pairs, "backward": backward_pairs, "plans": plans}
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    part, name, *kinds = sys.argv[1:]
+    path = Path(name)
+    known = path.read_text().splitlines() if path.exists() else []
+    done = {json.loads(text)["kind"] for text in known}
+    with path.open("a") as file:
+        for kind in kinds or suite.cases():
+            if kind in done:
+                continue
+            try:
+                rows = list(PARTS[part](kind))
+            except Exception as error:
+                rows = [{"kind": kind, "phase": "none", "why": repr(error)[:300]}]
+            rows = rows or [{"kind": kind, "phase": "none", "why": "no pair"}]
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+            file.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,251 @@
+"""What breaks first in half precision, and what to keep in float32."""
+
+import copy
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import anynan
+from anynan._cli.commands import main
+
+
+class Gated(nn.Module):
+    """Overflow between the modules: 400 * 400 is beyond float16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.up, self.down = (nn.Linear(8, 8) for _ in range(3))
+        for layer in (self.gate, self.up):
+            nn.init.zeros_(layer.weight)
+            nn.init.constant_(layer.bias, 400.0)
+        nn.init.constant_(self.down.weight, 2.5e-3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.mlp, self.last = nn.Linear(8, 8), Gated(), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.mlp(self.first(x)) / 1000)
+
+
+class Careful(nn.Module):
+    """Square in float32, as the norms of language models do."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = x.float()
+        return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True))).to(x.dtype)
+
+
+X = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
+
+
+def test_a_product_between_two_modules_is_found_by_operation_layer_and_line() -> None:
+    report = anynan.precision(Net(), X)
+    found = report.first()
+    assert found is not None
+    assert (found.name, found.layer, found.phase, found.kind) == (
+        "multiply", "mlp", "forward", "overflow",
+    )  # fmt: skip
+    assert found.bits == pytest.approx(-1.29, abs=0.01)
+    assert found.source is not None
+    assert found.source.text == "return self.down(F.silu(self.gate(x)) * self.up(x))"
+    assert not report.fits
+    assert "in the forward pass it overflows first at multiply in mlp" in report.sentence()
+
+
+@pytest.mark.parametrize("how", ["cast", "autocast", "round"])
+def test_the_gated_mlp_breaks_however_it_is_run(how: str) -> None:
+    model = Gated()
+    report = anynan.precision(model, X, how=how, plan=False)  # type: ignore[arg-type]
+    assert not torch.isfinite(copy.deepcopy(model).half()(X.half())).any()
+    assert [x.name for x in report.breaks][:1] == ["multiply"]
+
+
+def test_the_plan_keeps_the_module_and_its_code_makes_the_model_finite() -> None:
+    model = Net()
+    report = anynan.precision(model, X)
+    assert report.plan is not None
+    assert report.plan.layers == ("mlp",)
+    assert report.plan.finite
+    assert report.plan.distance is not None
+    assert report.plan.distance < 0.01
+    half = copy.deepcopy(model).half()
+    assert not torch.isfinite(half(X.half())).any()
+    exec(report.code, {"model": half, "torch": torch})
+    assert torch.isfinite(half(X.half())).all()
+    assert half.mlp.up.weight.dtype is torch.float32
+
+
+def test_the_code_of_a_plan_works_under_autocast() -> None:
+    model = Net()
+    report = anynan.precision(model, X, how="autocast")
+    code = report.code.replace('"cuda"', '"cpu"')
+    exec(code, {"model": model, "torch": torch})
+    with torch.autocast("cpu", torch.float16):
+        assert torch.isfinite(model(X)).all()
+
+
+def test_bfloat16_fits_where_float16_does_not() -> None:
+    report = anynan.precision(Gated(), X, dtype=torch.bfloat16)
+    assert report.fits
+    assert report.sentence() == "fits"
+
+
+def test_code_that_asks_for_float32_is_run_as_it_asks() -> None:
+    x = X * 1000
+    assert anynan.precision(Careful(), x).fits
+    assert not anynan.precision(Careful(), x, how="round", plan=False).fits
+
+
+def test_a_gradient_that_overflows_is_told_by_its_forward_line_and_cured_by_a_loss_scale() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        loss = model(x).float().sum() * 1e6
+        loss.backward()
+        return loss
+
+    report = anynan.precision(step, X, how="autocast")
+    assert report.first("forward", "loss") is None
+    found = report.first("backward")
+    assert found is not None
+    assert found.layer in ("2", None)
+    assert report.plan is not None
+    assert report.plan.finite
+    assert report.plan.scale < 1
+    assert report.plan.layers == ()
+
+
+def test_gradients_that_vanish_are_told_with_their_share() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1))
+
+    def step(x: torch.Tensor) -> None:
+        (model(x) * 1e-7).sum().backward()
+
+    report = anynan.precision(step, X)
+    lost = report.flushed()
+    assert lost is not None
+    assert lost.phase == "backward"
+    assert "flushes" in report.sentence()
+
+
+def test_nothing_is_changed_bit_for_bit() -> None:
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step(x: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        model(F.dropout(x)).square().mean().backward()
+        optimizer.step()
+
+    step(X)
+    parts = [*model.parameters(), *(p.grad for p in model.parameters())]
+    parts += [x for state in optimizer.state.values() for x in state.values()]
+    before = [(x, x.clone(), x._version, x.dtype) for x in parts if x is not None]
+    random = torch.get_rng_state()
+    for how in ("cast", "autocast", "round"):
+        anynan.precision(step, X, how=how)  # type: ignore[arg-type]
+        assert all(
+            torch.equal(x, held) and x._version == version and x.dtype is dtype
+            for x, held, version, dtype in before
+        )
+        assert torch.equal(torch.get_rng_state(), random)
+        after = [*model.parameters(), *(p.grad for p in model.parameters())]
+        after += [x for state in optimizer.state.values() for x in state.values()]
+        assert all(a is b for a, b in zip(after, parts, strict=True))
+        assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+    assert X.dtype is torch.float32
+
+
+def test_an_update_whose_epsilon_becomes_0_is_told() -> None:
+    model = nn.Linear(8, 1)
+    optimizer = torch.optim.Adam(model.parameters(), foreach=False)
+
+    def step(x: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        (model(x).sum() * 0).backward()
+        optimizer.step()
+
+    report = anynan.precision(step, X)
+    found = report.first("optimizer")
+    assert found is not None
+    assert found.name == "addcdiv"
+    assert anynan.precision(step, X, how="autocast").fits
+
+
+def test_a_step_that_cannot_run_in_half_is_rounded_and_that_is_said() -> None:
+    model, batch = nn.Linear(8, 8), X  # the batch is the step's own: nobody casts it
+
+    def step() -> torch.Tensor:
+        return model(batch) * 1e6
+
+    report = anynan.precision(step)
+    assert report.how == "round"
+    assert any("does not run with how='cast'" in note for note in report.notes)
+    assert report.first() is not None
+
+
+def test_a_mask_of_the_smallest_number_is_no_fault() -> None:
+    class Masked(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            mask = torch.full((4, 4), torch.finfo(x.dtype).min, dtype=x.dtype).triu(1)
+            return (x @ x.T + mask).softmax(-1)
+
+    for how in ("cast", "round"):
+        assert anynan.precision(Masked(), X, how=how).fits  # type: ignore[arg-type]
+
+
+def test_rounding_errors_stand_beside_those_of_the_inputs() -> None:
+    report = anynan.precision(nn.Linear(8, 8), X, dtype="bfloat16", errors=True)
+    row = next(row for row in report.rows if row.kernel == "linear")
+    assert row.error is not None
+    assert row.rounding is not None
+    assert 1e-5 < row.rounding < 1e-2
+    assert 1e-5 < row.error < 1e-2
+
+
+def test_a_float8_is_judged_by_the_operands_of_products() -> None:
+    report = anynan.precision(nn.Linear(8, 8), X * 1000, dtype="float8_e4m3fn")
+    assert {row.kernel for row in report.rows} == {"linear"}
+    assert "fits with a scale for each operand; without one 1 operands overflow" in str(report)
+
+
+def test_headroom_asks_a_report_of_precision() -> None:
+    report = anynan.precision(Net(), X, plan=False)
+    worst = anynan.reports.headroom(report, "float16")[0]
+    assert (worst.layer, worst.over) == ("mlp", pytest.approx(-1.29, abs=0.01))
+    assert "module outputs only" not in str(worst)
+
+
+def test_the_command_runs_a_function_and_its_status_tells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "narrow_step.py").write_text(
+        "import torch\ndef step():\n    return torch.full((2,), 400.0) * torch.full((2,), 400.0)\n"
+        "model = torch.nn.Linear(2, 2)\ndef wide():\n    return model(torch.ones(2)) + step()\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    assert main(["precision", "narrow_step:wide", "--no-plan"]) == 1
+    assert "overflows first at multiply" in capsys.readouterr().out
+    assert main(["precision", "narrow_step:wide", "--dtype", "bfloat16"]) == 0
+    assert main(["precision", "narrow_step:nothing"]) == 2
+    assert "narrow_step:nothing" in capsys.readouterr().err
+
+
+def test_unfit_input_is_refused() -> None:
+    with pytest.raises(ValueError, match="dtype='float99' is unknown"):
+        anynan.precision(Net(), X, dtype="float99")
+    with pytest.raises(ValueError, match="how='magic' is unknown; choose from cast"):
+        anynan.precision(Net(), X, how="magic")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="precision\\(\\) cannot run a int"):
+        anynan.precision(3)
