@@ -89,6 +89,7 @@ if TYPE_CHECKING:
     from anynan import jax as jax
     from anynan import keras as keras
     from anynan import lightning as lightning
+    from anynan import mlx as mlx
     from anynan import options as options
     from anynan import reports as reports
     from anynan import tensorflow as tensorflow

@@ -25,6 +25,7 @@ class Backend(Enum):
     JAX = "jax.numpy"
     DASK = "dask.array"
     TENSORFLOW = "tensorflow"
+    MLX = "mlx.core"
 
     @property
     def module(self) -> str:
@@ -44,14 +45,15 @@ class Backend(Enum):
     @property
     def adapter(self) -> str | None:
         """Name our module that reads these arrays, None for the array API standard alone."""
-        adapted = self in (Backend.TORCH, Backend.TORCH_CUDA, Backend.TENSORFLOW)
+        adapted = self in (Backend.TORCH, Backend.TORCH_CUDA, Backend.TENSORFLOW, Backend.MLX)
         return f"anynan.{self.library}" if adapted else None
 
     @property
     def marks(self) -> list[pytest.MarkDecorator]:
         """Give the marks of a test that runs over it."""
         first = {Backend.NUMPY: 0, Backend.STRICT: 1, Backend.TORCH: 1, Backend.JAX: 1}
-        tier = pytest.mark.tier({**first, Backend.TENSORFLOW: 1}.get(self, 2))
+        more = {Backend.TENSORFLOW: 1, Backend.MLX: 1}
+        tier = pytest.mark.tier({**first, **more}.get(self, 2))
         return [tier, pytest.mark.gpu] if self.variant == "cuda" else [tier]
 
     @property

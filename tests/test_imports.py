@@ -17,7 +17,7 @@ from anynan._base import about
 from tests.tiers import installed
 
 PACKAGE = Path(anynan.__file__).parent
-FRAMEWORKS = ("cupy", "dask", "jax", "keras", "tensorflow", "torch", "transformers")
+FRAMEWORKS = ("cupy", "dask", "jax", "keras", "mlx", "tensorflow", "torch", "transformers")
 CORE_MAY = {"anynan", "array_api_compat", "numpy", "rich"}
 # Adapter -> the packages of its framework, and the name its users know it by.
 ADAPTERS = {
@@ -25,6 +25,7 @@ ADAPTERS = {
     "cupy": ({"cupy"}, "CuPy"),
     "jax": ({"jax"}, "JAX"),
     "keras": ({"keras"}, "Keras"),
+    "mlx": ({"mlx"}, "MLX"),
     "tensorflow": ({"keras", "tensorflow"}, "TensorFlow"),
     "torch": ({"torch"}, "PyTorch"),
 }

@@ -84,7 +84,7 @@ def test_pytorchs_names_are_the_standards() -> None:
 
 
 def test_tables_are_found() -> None:
-    assert len(FILES) == 4
+    assert len(FILES) == 5
     assert all(given(file) for file in FILES)
 
 

@@ -2,11 +2,13 @@
 
 import platform
 import sys
+from contextlib import suppress
+from types import ModuleType
 
 import numpy as np
 
 __version__ = "0.1.0"
-ADAPTERS = ("torch", "jax", "tensorflow", "keras", "cupy")
+ADAPTERS = ("torch", "jax", "tensorflow", "keras", "cupy", "mlx")
 # Framework, as its package is called -> the folder of its adapter: array code has no framework.
 FOLDERS = {**{name: name for name in ADAPTERS}, "numpy": "arrays"}
 
@@ -16,5 +18,14 @@ def versions(backend: str | None) -> dict[str, str]:
     found = {"anynan": __version__, "python": platform.python_version(), "numpy": np.__version__}
     module = sys.modules.get(backend or "")
     if module is not None:
-        found[backend or ""] = str(getattr(module, "__version__", "unknown"))
+        found[backend or ""] = version_of(module)
     return found
+
+
+def version_of(module: ModuleType) -> str:
+    """Give the version of a package; one without ``__version__`` has it where it was installed."""
+    from importlib import metadata
+
+    with suppress(metadata.PackageNotFoundError):
+        return str(getattr(module, "__version__", "") or metadata.version(module.__name__))
+    return "unknown"

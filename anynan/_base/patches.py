@@ -113,8 +113,8 @@ def through(
 
 
 def _set(owner: Any, name: str, value: Any) -> None:
-    """Set an attribute; a metaclass has no say in it."""
-    if isinstance(owner, type):
+    """Set an attribute; a metaclass has no say in it, unless it is an extension's (nanobind)."""
+    if isinstance(owner, type) and type(owner).__module__ != "nanobind":
         type.__setattr__(owner, name, value)
     else:
         setattr(owner, name, value)

@@ -19,9 +19,9 @@ _ASK = """
 import json, sys, warnings
 warnings.simplefilter("ignore")
 import {name}
-version = getattr({name}, "__version__", "of no version")
+from anynan._base.about import version_of
 from anynan.{name} import doctor
-said = version, doctor.devices(), doctor.WATCHED, doctor.UNWATCHED
+said = version_of({name}), doctor.devices(), doctor.WATCHED, doctor.UNWATCHED
 print("\\n" + json.dumps(said))
 """
 _READERS = ("h5py", "tensorstore")

@@ -359,6 +359,8 @@ class Search:
     def _enter(self, value: Any, kind: Any, holder: Holder, depth: int) -> None:
         """Look at what is seen for the first time, and into what holds more."""
         kinds = self._kinds
+        if kinds.passed(value):  # it may be a dict of the framework's, too
+            return
         if issubclass(kind, kinds.generators):
             self.found.generators.append(holder)
         elif is_queue(value):
@@ -369,7 +371,7 @@ class Search:
             self._container(value, holder, depth)
         elif issubclass(kind, kinds.modules):
             self._module(value, holder, depth)
-        elif not kinds.passed(value):
+        else:
             for name, item in kinds.inner(value):
                 if item is not None:
                     self._value(fixed(f"{holder.name}.{name}", item), depth + 1)

@@ -176,6 +176,7 @@ class Framework:
         if reading.phase == "input":
             failed = "the bad rows could not be listed"
             rows = ask(failed, lambda: self.bad_rows(value), ())
+            notes += ask("what made it could not be read", lambda: self.computed(value), ())
         return Evidence(
             backend=self.backend,
             rank=self.rank(),
@@ -205,6 +206,10 @@ class Framework:
     def bad_rows(self, value: Any) -> tuple[int, ...]:
         """List the rows of a bad input batch that are bad."""
         return () if self.probes is None else tuple(self.probes.bad_rows(value))
+
+    def computed(self, value: Any) -> Sequence[str]:  # noqa: ARG002  an adapter's own looks at it
+        """Say that an input is no data as it was loaded, where the array itself tells."""
+        return ()
 
     def bad_parameters(self) -> list[BadParameter]:
         """List the weights and buffers that hold bad values.

@@ -9,6 +9,11 @@ GIVEN_BY_ANOTHER = Message(
     "the input of {name} {comes} {maker}, which was reported: what goes bad because of it is "
     "not reported again",
 )
+INPUT_COMPUTED = Message(
+    "input-computed",
+    "this is no data as it was loaded: your code computed it, last by {operation}, before it gave "
+    "it to {name}; {instead} names the operation that made it bad",
+)
 PATIENCE = Message("patience", "skipped {n} of {most} bad steps in a row that patience= allows")
 EXPECTED_HARM = Message(
     "expected-harm", "expected where it was made ({why}), but it did harm outside"

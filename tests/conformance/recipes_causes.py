@@ -205,8 +205,9 @@ CAUSES = (
     StepRecipe(
         "lost_epsilon", (((1, 0),),), lost_epsilon, dtype="float16",
         kind="nan", operation="divide", cause="epsilon_underflow",
-        # The slope of a quotient is a multiple of 1 / y**2 in JAX, beyond float16.
-        evidence="1e-08 rounds to 0 in float16", but={"jax": {"enough": False}},
+        # The slope of a quotient is a multiple of 1 / y**2 in JAX and MLX, beyond float16.
+        evidence="1e-08 rounds to 0 in float16",
+        but={"jax": {"enough": False}, "mlx": {"enough": False}},
     ),
     StepRecipe(
         "lost_epsilon_under_a_root", (((1, 0),),), lost_epsilon_under_a_root, dtype="float16",
@@ -342,15 +343,19 @@ CAUSES = (
 
 _BACKWARD = "array code has no gradients of its own"
 _LACKING = "the standard has no such function"
+_NOT_IN_MLX = "MLX has no such function"
+_NO_GRADIENT = "MLX has no gradient of it"
 
 # Recipe -> builder -> why it cannot be run there.
 NOT_IN: dict[str, dict[str, str]] = {
     **{recipe.name: {"array": _BACKWARD} for recipe in CAUSES if recipe.phase == "backward"},
     "logit_of_one": {
+        "mlx": _NOT_IN_MLX,
         "array": _LACKING,
         "tensorflow": "there is no logit: its division or logarithm is named",
     },
     "entropy_without_forward_nan": {
+        "mlx": _NOT_IN_MLX,
         "array": _BACKWARD,
         "tensorflow": "the gradient of xlogy takes 0/0 for 0",
     },
@@ -363,24 +368,28 @@ NOT_IN: dict[str, dict[str, str]] = {
         "array": _BACKWARD,
         "torch": "the first derivative is written as 0 there, the second one is in its own tests",
     },
-    "lgamma_of_zero": {"array": _LACKING},
-    "incomplete_gamma_below_zero": {"array": _LACKING},
-    "masked_log_softmax": {"array": _LACKING},
+    "lgamma_of_zero": {"array": _LACKING, "mlx": _NOT_IN_MLX},
+    "incomplete_gamma_below_zero": {"array": _LACKING, "mlx": _NOT_IN_MLX},
+    "masked_log_softmax": {"array": _LACKING, "mlx": "it is x - logsumexp(x)"},
     "forced_choice": {"array": _LACKING},
     "masked_target": {
+        "mlx": "a loss is made of primitives: the subtraction is named",
         "array": _LACKING,
         "jax": "a loss is made of primitives: the gather or the sum is named",
     },
     "spread_of_inf": {"tensorflow": "a variance is made of primitives"},
     "spread_of_one": {"tensorflow": "every variance divides by n"},
     "equal_eigenvalues": {
+        "mlx": _NO_GRADIENT,
         "array": _BACKWARD,
         "tensorflow": "the gradient takes 1/0 for 0 between equal eigenvalues",
     },
     "root_of_an_indefinite_matrix": {
+        "mlx": "it gives finite numbers",
         "array": "it raises, or gives finite numbers",
         "torch": "it raises",
     },
+    "factors_of_singular": {"array": _BACKWARD, "mlx": _NO_GRADIENT},
     "hidden_quotient": {"array": _BACKWARD},
 }
 

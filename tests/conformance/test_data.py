@@ -65,6 +65,23 @@ def with_tensorflow(*, fills: bool, **options: Any) -> tuple[Any, Any]:
     return anynan.tensorflow.track(step, **split(options)), tf.constant(GAPS)
 
 
+def with_mlx(*, fills: bool, **options: Any) -> tuple[Any, Any]:
+    mx = pytest.importorskip("mlx.core")
+    from mlx import nn, optimizers
+
+    model, optimizer = nn.Linear(2, 1), optimizers.SGD(0.01)
+
+    def loss(x: Any) -> Any:
+        return mx.tanh(model(mx.where(mx.isfinite(x), x, 0.0) if fills else x)).mean()
+
+    def step(x: Any) -> Any:
+        value, slope = nn.value_and_grad(model, loss)(x)
+        optimizer.update(model, slope)
+        return value
+
+    return anynan.mlx.track(step, **split(options)), mx.array(GAPS)
+
+
 class Bound:
     """Call a tracked step with its weight."""
 
@@ -78,7 +95,9 @@ class Bound:
         return getattr(self.tracker, name)
 
 
-EVERY = pytest.mark.parametrize("made", [with_numpy, with_torch, with_jax, with_tensorflow])
+EVERY = pytest.mark.parametrize(
+    "made", [with_numpy, with_torch, with_jax, with_tensorflow, with_mlx]
+)
 Made = Callable[..., tuple[Any, Any]]
 
 

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 # The rule that is run by hand here does not follow these: a number's dtype, an Inf times 0.
 _MEANT_OTHERWISE = {"sine_of_inf", "forced_choice"}
-BUILDERS = {"array", "jax", "tensorflow", "torch"}
+BUILDERS = {"array", "jax", "mlx", "tensorflow", "torch"}
 _TURNS = 3
 # What each test runs, and at which levels.
 _RUN: dict[str, tuple[Sequence[StepRecipe], tuple[str, ...]]] = {

@@ -100,7 +100,35 @@ def with_tensorflow(*, harms: bool, **options: Any) -> tuple[Any, Callable[[], A
     return tracked, lambda: tracked(tf.constant(X))[0]
 
 
-EVERY = pytest.mark.parametrize("made", [with_torch, with_jax, with_tensorflow])
+def with_mlx(*, harms: bool, **options: Any) -> tuple[Any, Callable[[], Any]]:
+    mx = pytest.importorskip("mlx.core")
+    from mlx import nn, optimizers
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(2, 1)
+            self.best, self.ages = mx.array(INF), mx.full(2, NAN)
+            self.freeze(recurse=False)
+
+        def __call__(self, x: Any) -> Any:
+            self.best = mx.where(x.sum() > 100, x.sum(), self.best)
+            self.ages[0] = mx.stop_gradient(x).mean()
+            return self.linear(x) * self.ages if harms else self.linear(x)
+
+    model, optimizer = Model(), optimizers.SGD(0.01)
+
+    def step() -> Any:
+        gradients = nn.value_and_grad(model, lambda x: mx.tanh(model(x)).mean())
+        loss, slope = gradients(mx.array(X))
+        optimizer.update(model, slope)
+        return loss
+
+    tracked = anynan.mlx.track(step, **split(options))
+    return tracked, tracked
+
+
+EVERY = pytest.mark.parametrize("made", [with_torch, with_jax, with_tensorflow, with_mlx])
 Made = Callable[..., tuple[Any, Callable[[], Any]]]
 
 

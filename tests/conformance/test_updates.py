@@ -109,12 +109,32 @@ def with_keras(**options: Any) -> Made:
     return tracker, step, model.get_weights
 
 
+def with_mlx(**options: Any) -> Made:
+    mx = pytest.importorskip("mlx.core")
+    from mlx import nn, optimizers, utils
+
+    model = nn.Sequential(nn.Linear(300, 300), nn.Linear(300, 1))
+    model.layers[0].weight = mx.array(W)
+    optimizer = optimizers.SGD(0.1)
+    gradients = nn.value_and_grad(model, lambda x: mx.square(model(x)).mean())
+
+    def step(rate: float, x: Any = X) -> None:
+        optimizer.learning_rate = rate
+        _, slopes = gradients(mx.array(x))
+        optimizer.update(model, slopes)
+        mx.eval(model.parameters())
+
+    tracker = anynan.mlx.track(model, **split(options))
+    return tracker, step, lambda: [np.array(x) for _, x in utils.tree_flatten(model.parameters())]
+
+
 BACKENDS = {
     "torch": with_torch,
     "jax": with_jax,
     "tensorflow": with_tensorflow,
     "tensorflow-compiled": with_tensorflow_compiled,
     "keras": with_keras,
+    "mlx": with_mlx,
 }
 
 

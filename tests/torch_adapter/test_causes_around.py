@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 import anynan
 from anynan import Event, Policy
+from anynan._base.messages import slug_of
 from tests.torch_adapter.cause_parts import (
     Net,
     caught,
@@ -51,6 +52,34 @@ def test_bad_batch_names_its_rows(which: str, read: Any) -> None:
     assert (event.layer, event.phase, event.tensor, event.kind) == (None, "input", which, "nan")
     assert tag_of(event) == ("bad_input" if which == "x" else "bad_label")
     assert evidence_of(event) == "1 of 4 rows is bad: 2"
+
+
+@pytest.mark.parametrize("level", ["step", "layer", "operation"])
+@pytest.mark.parametrize("computed", [True, False])
+def test_an_input_that_was_computed_before_the_model_is_not_told_as_loaded_data(
+    level: Any, *, computed: bool
+) -> None:
+    net, scale = nn.Linear(3, 2), torch.tensor([1.0, -1.0, 1.0], requires_grad=computed)
+    with anynan.torch.track(net, level=level):
+        event = caught(lambda: net(torch.ones(4, 3) * scale.sqrt()).sum().backward())
+    assert event.phase == "input"
+    said = [note for note in event.notes if slug_of(note) == "input-computed"]
+    assert bool(said) == computed
+    for note in said:
+        assert "last by multiply, before it gave it to Linear" in note
+        assert "anynan.torch.track(your training step) names the operation" in note
+
+
+def test_a_tracked_step_names_the_operation_before_its_model() -> None:
+    net, scale = nn.Linear(3, 2), torch.tensor([1.0, -1.0, 1.0], requires_grad=True)
+
+    def step(x: Tensor) -> Tensor:
+        return net(x * scale.sqrt()).sum()  # type: ignore[no-any-return]
+
+    with anynan.torch.track(step) as tracked:
+        event = caught(lambda: tracked(torch.ones(4, 3)))
+    assert name_of(event) == "sqrt"
+    assert not any(slug_of(note) == "input-computed" for note in event.notes)
 
 
 @pytest.mark.parametrize("kept", [True, False])

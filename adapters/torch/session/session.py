@@ -16,7 +16,7 @@ from anynan._diagnosis.trials import Attempt
 from anynan._readings.readings import Reading
 from anynan._steps.adapter import BaseAdapter
 from anynan._steps.framework import EVERY_OPERATION, Escalation
-from anynan._steps.messages import MODEL_GONE
+from anynan._steps.messages import INPUT_COMPUTED, MODEL_GONE
 from anynan._steps.tracked import Tracked
 from anynan.torch.call import noted
 from anynan.torch.call.models import Models, given
@@ -27,6 +27,7 @@ from anynan.torch.distributed.ranks import Ranks
 from anynan.torch.graphs.graphs import Graphs
 from anynan.torch.read import probes
 from anynan.torch.read.probes import DTYPE_MAX, DTYPE_NAME, same_memory
+from anynan.torch.replay.names import node_name
 from anynan.torch.replay.operations import Operations
 from anynan.torch.replay.replay import Replays
 from anynan.torch.replay.saving import host
@@ -243,6 +244,16 @@ class Session(BaseAdapter):
     def memory(self, value: Any) -> Callable[[Any], bool] | None:
         """Tell whether another tensor is of the same storage: detached, a view."""
         return same_memory(value)
+
+    def computed(self, value: Any) -> Sequence[str]:
+        """Tell an input that has a graph: operations before the call made it."""
+        made = getattr(value, "grad_fn", None)
+        if made is None:
+            return ()
+        name, of_model = self.tracker.name, self.tracker.of_model
+        step = "your training step" if of_model else "the function around it"
+        instead = f"anynan.torch.track({step})"
+        return (INPUT_COMPUTED(operation=node_name(made.name()), name=name, instead=instead),)
 
     def loss_scale(self) -> float | None:
         """Give the scale of a gradient scaler that is in use."""

@@ -1,0 +1,82 @@
+"""Reduce an array to its ends, lazily, and measure it on the host."""
+
+import math
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from anynan._base.summary import Summary
+from anynan.arrays.records import measured
+
+EVALUATE = mx.eval  # as it is while nothing is tracked
+_NARROW = (mx.float16, mx.bfloat16)
+
+
+def is_float(x: Any) -> bool:
+    """Tell whether a value is an array that could hold a NaN or an Inf."""
+    return isinstance(x, mx.array) and mx.issubdtype(x.dtype, mx.inexact)
+
+
+def dtype(x: Any) -> tuple[str, float]:
+    """Give the short name of a floating dtype, and its largest finite value."""
+    name = str(x.dtype).rpartition(".")[2]
+    return name, float(mx.finfo(mx.float32 if name == "complex64" else x.dtype).max)
+
+
+def ends(x: Any) -> tuple[Any, Any]:
+    """Give the smallest and the largest value as arrays that are not computed yet.
+
+    A NaN among the values is both: MLX's ``min`` and ``max`` let it pass. What is read so is as
+    large as two numbers, and no copy of ``x`` is made. A complex array gives the ends of its parts.
+    """
+    if x.dtype == mx.complex64:
+        parts = mx.real(x), mx.imag(x)
+        low = mx.minimum(*map(mx.min, parts))
+        return low, mx.maximum(*map(mx.max, parts))
+    return mx.min(x), mx.max(x)
+
+
+def squares(x: Any) -> Any:
+    """Give the sum of an array's squares, not computed yet; in float32 at least."""
+    flat = x.astype(mx.float32).reshape(-1) if x.dtype in _NARROW else x.reshape(-1)
+    return (
+        mx.real(mx.inner(flat, mx.conj(flat))) if x.dtype == mx.complex64 else mx.inner(flat, flat)
+    )
+
+
+def span(low: Any, high: Any) -> tuple[float, float]:
+    """Bring two ends to the host."""
+    lo, hi = float(low.item()), float(high.item())
+    return (math.nan, math.nan) if lo != lo or hi != hi else (lo, hi)
+
+
+def finite(x: Any) -> bool:
+    """Tell whether an array is finite, now."""
+    return not is_float(x) or not x.size or bool(mx.isfinite(x).all().item())
+
+
+def kind(x: Any) -> str | None:
+    """Name the worst that an array holds, None if all of it is finite."""
+    if finite(x):
+        return None
+    lo, hi = span(*ends(x))
+    return "nan" if lo != lo else "posinf" if hi == math.inf else "neginf"
+
+
+def measure(x: Any) -> Summary:
+    """Summarise an array."""
+    return measured(x)
+
+
+def on_host(x: Any) -> np.ndarray[Any, Any]:
+    """Bring an array to the host, in a dtype that NumPy has."""
+    return np.array(x.astype(mx.float32) if x.dtype == mx.bfloat16 else x)
+
+
+def bad_rows(x: Any) -> tuple[int, ...]:
+    """List the rows of a batch that hold a NaN or an Inf."""
+    if not is_float(x) or not x.ndim or not x.size:
+        return ()
+    bad = ~np.isfinite(on_host(x)).reshape(x.shape[0], -1).all(1)
+    return tuple(np.flatnonzero(bad).tolist())

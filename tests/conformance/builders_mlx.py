@@ -1,0 +1,104 @@
+"""How MLX builds and tracks the programs of ``recipes_operations``."""
+
+import functools
+from typing import Any
+
+import mlx.core as mx
+from mlx import nn
+
+import anynan
+from tests.backends import Backend, Space
+from tests.conformance.recipes_operations import StepRecipe
+from tests.flat import split
+
+# Whether they differ in more than when a value is read.
+DIFFER = False
+# What is varied, and the options of ``track`` for it.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "step": {},
+    "compiled": {"compiled": True, "ignore": "inside-unseen"},
+}
+CAUSE_VARIANTS = {"step": VARIANTS["step"]}
+
+# Where a fix is tried.
+TRIES = {Backend.MLX}
+
+DIFFERENCES: dict[str, str] = {}
+
+
+class Ops:
+    """Hand out the array API's functions, and the few that it lacks."""
+
+    def __init__(self, space: Space) -> None:
+        self._space = space
+
+    # No function of Python's stands between the recipe's line and the operation.
+
+    @property
+    def softmax(self) -> Any:
+        return functools.partial(mx.softmax, axis=-1)
+
+    @property
+    def sample_var(self) -> Any:
+        return functools.partial(mx.var, ddof=1)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._space.xp, name)
+
+
+class Scale(nn.Module):
+    def __init__(self, weight: Any) -> None:
+        super().__init__()
+        self.weight = weight
+
+    def __call__(self, x: Any) -> Any:
+        return x * self.weight
+
+
+class Layer(nn.Module):
+    def __init__(self, call: Any) -> None:
+        super().__init__()
+        self.call = call
+
+    def __call__(self, x: Any) -> Any:
+        return self.call(x)
+
+
+class Net(nn.Module):
+    def __init__(self, *layers: Any) -> None:
+        super().__init__()
+        self.scale, self.body, self.after = layers
+
+    def __call__(self, x: Any) -> Any:
+        return self.after(self.body(self.scale(x)))
+
+
+class Program:
+    """A step over three layers, tracked."""
+
+    def __init__(
+        self, recipe: StepRecipe, space: Space, *, compiled: bool = False, **options: Any
+    ) -> None:
+        self.space, self.dtype = space, recipe.dtype
+        ops = Ops(space)
+        net = self.net = Net(
+            Scale(space.array([1.0], recipe.dtype)),
+            Layer(functools.partial(recipe.body, ops)),
+            Layer(functools.partial(recipe.after, ops)),
+        )
+        gradients = nn.value_and_grad(net, lambda x: recipe.loss(ops, net(x)))
+
+        def step(x: Any) -> Any:
+            return gradients(x)
+
+        state = [net.state]
+        fn = mx.compile(step, inputs=state, outputs=state) if compiled else step
+        self.tracker: anynan.Tracker = anynan.mlx.track(fn, **split(options))
+
+    def step(self, values: Any) -> None:
+        """Run one step."""
+        self.tracker(self.space.array(values, self.dtype))
+
+    def spoil(self) -> None:
+        """Write NaN into the weight, between two steps."""
+        self.net.scale.weight = self.space.array([float("nan")], self.dtype)

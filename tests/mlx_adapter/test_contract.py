@@ -1,0 +1,60 @@
+"""The vows of an adapter, kept by MLX's."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import anynan
+from tests.conformance.contract import Contract, Subject
+from tests.flat import split
+
+mx = pytest.importorskip("mlx.core")
+from mlx import nn, optimizers  # noqa: E402
+from mlx.utils import tree_flatten  # noqa: E402
+
+
+class Log(nn.Module):
+    def __call__(self, x: Any) -> Any:
+        return mx.log(x)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.log, self.head = nn.Linear(2, 3), Log(), nn.Linear(3, 1)
+        self.embed.weight, self.embed.bias = mx.ones((3, 2)), mx.ones(3)
+        self.drop = nn.Dropout(0.5)
+
+    def __call__(self, x: Any) -> Any:
+        return self.head(self.drop(self.log(self.embed(x))))
+
+
+def subject() -> Subject:
+    mx.random.seed(7)
+    net, optimizer = Net(), optimizers.Adam(0.01)
+    gradients = nn.value_and_grad(net, lambda x: mx.square(net(x)).mean())
+
+    def step(x: Any) -> Any:
+        loss, slopes = gradients(x)
+        optimizer.update(net, slopes)
+        mx.eval(net.parameters(), optimizer.state)
+        return loss
+
+    def state() -> dict[str, Any]:
+        found = {f"weight {name}": np.array(x) for name, x in tree_flatten(net.parameters())}
+        found |= {f"state {name}": np.array(x) for name, x in tree_flatten(optimizer.state)}
+        return found | {"random": np.array(mx.random.state[0])}
+
+    good, bad = mx.array([[1.0, 2.0], [3.0, 4.0]]), mx.array([[1.0, 2.0], [-3.0, -4.0]])
+    owners = (mx, mx.linalg, mx.random, mx.fast, mx.array, nn, nn.losses, optimizers.Optimizer,
+              optimizers.Adam, Log, Net, nn.Linear, nn.Dropout, nn.Module)  # fmt: skip
+    return Subject(net, step, good, bad, state, owners)
+
+
+class TestMlx(Contract):
+    def make(self) -> Subject:
+        return subject()
+
+    def track(self, target: Any, **options: Any) -> Any:
+        return anynan.mlx.track(target, **split(options))
