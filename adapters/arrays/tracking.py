@@ -10,6 +10,7 @@ from anynan._arrays.containers import shown
 from anynan._arrays.measures import measure
 from anynan._arrays.probe import Span, probe
 from anynan._arrays.registry import register
+from anynan._base.about import ADAPTERS
 from anynan._base.summary import Summary
 from anynan._steps.tracked import Tracked, refuse_target
 from anynan.arrays.namespaces import Namespace, recording
@@ -160,10 +161,12 @@ def start(target: Any, options: Mapping[str, Any], session: type[ArraySession]) 
     if target is ...:
         return functools.partial(start, options=options, session=session)
     refuse_target(target, "function")
-    if any(hasattr(kind, "named_parameters") for kind in type(target).__mro__):
+    if any(hasattr(kind, "named_modules") for kind in type(target).__mro__):
+        packages = {kind.__module__.partition(".")[0] for kind in type(target).__mro__}
+        own = next((name for name in ADAPTERS if name in packages), "torch")
         msg = (
             f"track() takes a function of array code, not a {type_name(target)}: a model is "
-            "tracked by its own adapter, such as anynan.torch.track(model)"
+            f"tracked by its own adapter, anynan.{own}.track(model)"
         )
         raise TypeError(msg)
     if not callable(target):

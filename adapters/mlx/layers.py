@@ -3,6 +3,7 @@
 import gc
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -11,9 +12,9 @@ from mlx.optimizers import Optimizer
 
 from anynan._base.summary import Summary
 from anynan._diagnosis.evidence import BadParameter
-from anynan._reach import Kinds
+from anynan._reach import Kinds, Reach
 from anynan._readings.patterns import choose
-from anynan.mlx.reading import finite, is_float, measure
+from anynan.mlx.reading import READER, is_float
 from anynan.options import Options
 
 _FUNCTION: Any = type(mx.compile(abs))  # what mx.compile and mx.grad give
@@ -72,12 +73,23 @@ class Layers:
         if not any(each is optimizer for each in self.optimizers):
             self.optimizers.append(optimizer)
 
-    def take_met(self, names: dict[int, str]) -> None:
-        """Watch the models that a search has met.
+    def search(self, reach: Reach, fn: Any, given: dict[str, Any]) -> None:
+        """Look for the models and optimizers that a function uses, and watch them.
 
         Args:
-            names: What the program calls them, by id.
+            reach: Searches what the function reaches.
+            fn: The function.
+            given: What it is called with, by name.
         """
+        reach.search([])
+        reach.now(given.items())
+        code = code_of(fn)
+        names = {id(x): name for name, x in getattr(code, "__globals__", {}).items()}
+        cells = getattr(getattr(code, "__code__", None), "co_freevars", ())
+        for name, cell in zip(cells, getattr(code, "__closure__", None) or (), strict=False):
+            with suppress(ValueError):  # nothing is in it yet
+                names[id(cell.cell_contents)] = name
+        names |= {id(x): name for name, x in given.items()}
         met = {id(x): x for x in self._met}
         self._met = []
         inner = {id(part) for x in met.values() for part in x.modules() if part is not x}
@@ -154,10 +166,10 @@ class Layers:
         """Describe those of some weights that are bad."""
         return [
             BadParameter(
-                w.name, w.layer, measure(w.array), buffer=not w.trained,
+                w.name, w.layer, READER.measure(w.array), buffer=not w.trained,
                 state=self._state(w.name), settings=self._settings(),
             )
-            for w in weights if not finite(w.array)
+            for w in weights if not READER.is_finite(w.array)
         ]  # fmt: skip
 
     def _state(self, name: str) -> dict[str, Summary]:
@@ -166,7 +178,7 @@ class Layers:
             for part in name.split("."):
                 held = held[int(part)] if isinstance(held, list) else dict(held).get(part, {})
             if isinstance(held, dict) and held:
-                return {key: measure(x) for key, x in held.items() if is_float(x)}
+                return {key: READER.measure(x) for key, x in held.items() if is_float(x)}
         return {}
 
     def _settings(self) -> dict[str, float]:

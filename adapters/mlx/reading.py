@@ -7,6 +7,7 @@ import mlx.core as mx
 import numpy as np
 
 from anynan._base.summary import Summary
+from anynan.arrays.records import light as light_of
 from anynan.arrays.records import measured
 
 EVALUATE = mx.eval  # as it is while nothing is tracked
@@ -32,51 +33,56 @@ def ends(x: Any) -> tuple[Any, Any]:
     """
     if x.dtype == mx.complex64:
         parts = mx.real(x), mx.imag(x)
-        low = mx.minimum(*map(mx.min, parts))
-        return low, mx.maximum(*map(mx.max, parts))
+        return mx.minimum(*map(mx.min, parts)), mx.maximum(*map(mx.max, parts))
     return mx.min(x), mx.max(x)
 
 
 def squares(x: Any) -> Any:
     """Give the sum of an array's squares, not computed yet; in float32 at least."""
     flat = x.astype(mx.float32).reshape(-1) if x.dtype in _NARROW else x.reshape(-1)
-    return (
-        mx.real(mx.inner(flat, mx.conj(flat))) if x.dtype == mx.complex64 else mx.inner(flat, flat)
-    )
+    if x.dtype == mx.complex64:
+        return mx.real(mx.inner(flat, mx.conj(flat)))
+    return mx.inner(flat, flat)
 
 
-def span(low: Any, high: Any) -> tuple[float, float]:
+def span_of(low: Any, high: Any) -> tuple[float, float]:
     """Bring two ends to the host."""
     lo, hi = float(low.item()), float(high.item())
     return (math.nan, math.nan) if lo != lo or hi != hi else (lo, hi)
 
 
-def finite(x: Any) -> bool:
-    """Tell whether an array is finite, now."""
-    return not is_float(x) or not x.size or bool(mx.isfinite(x).all().item())
+class Reader:
+    """Read MLX's arrays now."""
+
+    def is_finite(self, x: Any, /) -> bool:
+        """Tell whether an array is finite."""
+        return not is_float(x) or not x.size or bool(mx.isfinite(x).all().item())
+
+    def span(self, x: Any, /) -> tuple[float, float] | None:
+        """Give the smallest and the largest value; None where there is none, as in ``mx.vmap``."""
+        try:
+            return span_of(*ends(x)) if is_float(x) and x.size else None
+        except (RuntimeError, ValueError):
+            return None
+
+    def measure(self, x: Any, /) -> Summary:
+        """Summarise an array."""
+        return measured(x)
+
+    def light(self, x: Any, /) -> Summary:
+        """Summarise an array by its ends."""
+        return light_of(x)
+
+    def on_host(self, x: Any, /) -> np.ndarray[Any, Any]:
+        """Bring an array to the host, in a dtype that NumPy has."""
+        return np.array(x.astype(mx.float32) if x.dtype == mx.bfloat16 else x)
+
+    def bad_rows(self, x: Any, /) -> tuple[int, ...]:
+        """List the rows of a batch that hold a NaN or an Inf."""
+        if not is_float(x) or not x.ndim or not x.size:
+            return ()
+        bad = ~np.isfinite(self.on_host(x)).reshape(x.shape[0], -1).all(1)
+        return tuple(np.flatnonzero(bad).tolist())
 
 
-def kind(x: Any) -> str | None:
-    """Name the worst that an array holds, None if all of it is finite."""
-    if finite(x):
-        return None
-    lo, hi = span(*ends(x))
-    return "nan" if lo != lo else "posinf" if hi == math.inf else "neginf"
-
-
-def measure(x: Any) -> Summary:
-    """Summarise an array."""
-    return measured(x)
-
-
-def on_host(x: Any) -> np.ndarray[Any, Any]:
-    """Bring an array to the host, in a dtype that NumPy has."""
-    return np.array(x.astype(mx.float32) if x.dtype == mx.bfloat16 else x)
-
-
-def bad_rows(x: Any) -> tuple[int, ...]:
-    """List the rows of a batch that hold a NaN or an Inf."""
-    if not is_float(x) or not x.ndim or not x.size:
-        return ()
-    bad = ~np.isfinite(on_host(x)).reshape(x.shape[0], -1).all(1)
-    return tuple(np.flatnonzero(bad).tolist())
+READER = Reader()

@@ -1,6 +1,7 @@
 """Where MLX is changed while something is tracked, and what stands there."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import mlx.core as mx
@@ -41,6 +42,18 @@ class Seams:
         if not self.sessions:
             self._patches.undo()
 
+    @contextmanager
+    def alone(self, session: Any) -> Iterator[None]:
+        """Have one told of what runs meanwhile, and nobody else."""
+        before, self.sessions = self.sessions, []
+        self.add(session)
+        try:
+            yield
+        finally:
+            self.sessions = before
+            if not before:
+                self._patches.undo()
+
     def _change(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         self._patches.change(owner, name, make)
 
@@ -71,7 +84,10 @@ class Seams:
 def _together(real: Callable[..., Any], args: tuple[Any, ...], waiting: list[Any]) -> Any:
     try:
         return real(*args, waiting)
-    except RuntimeError:  # some were made inside of mx.compile, and can never be computed
+    except (
+        RuntimeError,
+        ValueError,
+    ):  # some were made inside of mx.compile, and can never be computed
         return real(*args)
 
 

@@ -1,74 +1,51 @@
-"""Watch one model, training step or function: the first run, and what the core asks for."""
+"""Watch one model, training step or function of MLX."""
 
 import math
-import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-import mlx.core as mx
 from mlx import nn
 from mlx.utils import tree_flatten, tree_map
 
 from anynan._arrays.arguments import bound, positional
 from anynan._arrays.containers import leaves
-from anynan._base.context import expectations
-from anynan._base.summary import Summary
-from anynan._diagnosis.evidence import BadParameter, ReplayError
-from anynan._diagnosis.lineage import Replay
+from anynan._diagnosis.evidence import BadParameter
 from anynan._diagnosis.rules.repair import Repair
-from anynan._diagnosis.trials import Attempt
 from anynan._reach import Reach
 from anynan._readings.readings import Reading
 from anynan._readings.step import Step
-from anynan._steps.adapter import BaseAdapter
-from anynan._steps.messages import STEPS_UNSEEN
+from anynan._steps.lazy import LazyAdapter, Local
 from anynan._steps.tracked import Tracked
-from anynan.errors import AnomalyError, reason
 from anynan.events import Phase
-from anynan.mlx.layers import Layers, Weight, code_of, mapped
+from anynan.mlx.layers import Layers, code_of, mapped
 from anynan.mlx.messages import CALLED_COMPILED, INSIDE_UNSEEN
-from anynan.mlx.reading import EVALUATE, bad_rows, dtype, ends, is_float, measure, span, squares
+from anynan.mlx.reading import EVALUATE, READER, dtype, ends, is_float, squares
 from anynan.mlx.seams import SEAMS
-from anynan.mlx.second import SecondRun
+from anynan.mlx.second import SecondRun, watched
 from anynan.mlx.state import Root
 
 
-class Waiting(NamedTuple):
-    """Hold a reading that is not computed yet: two numbers, and a sum of squares."""
+class MlxLocal(Local):
+    """Hold what is under way in one thread.
 
-    rows: Step
-    order: int
-    ends: tuple[Any, ...]
+    Attributes:
+        inside: The layers that run, by id.
+        calls: How often each layer ran in this step.
+        updating: Whether an optimizer is at work.
+        updated: Whether this step's update was made, or dropped.
+        over: Whether the next call of a tracked model begins another step.
+    """
 
-    def read(self) -> tuple[float, float]:
-        """Bring it to the host; nothing is known of what ``mx.compile`` traced."""
-        try:
-            EVALUATE(*self.ends)
-        except RuntimeError:
-            return math.inf, -math.inf
-        if len(self.ends) > 2:
-            self.rows.add_norm(self.order, math.sqrt(max(float(self.ends[2].item()), 0.0)))
-        return span(*self.ends[:2])
-
-
-class Local(threading.local):
-    """Hold what is under way in one thread."""
-
-    def __init__(self) -> None:
-        self.open = False  # a tracked function runs
-        self.root: Root | None = None
-        self.second: SecondRun | None = None
+    def begin(self) -> None:
+        """Begin a step."""
         self.inside: list[int] = []
         self.calls: Counter[str] = Counter()
-        self.waiting: list[Waiting] = []
-        self.updates = False  # an optimizer is at work
-        self.updated = False  # its update was made, or dropped
-        self.over = False  # the model's step has come to its end
+        self.updating = self.updated = self.over = False
 
 
-class Session(BaseAdapter):
+class Session(LazyAdapter):
     """Keep the contract of ``BaseAdapter`` for MLX.
 
     Args:
@@ -77,15 +54,13 @@ class Session(BaseAdapter):
     """
 
     backend = "mlx"
-    in_order = True
+    probes = READER
 
     def __init__(self, tracker: Tracked, model: Any = None) -> None:
         super().__init__(tracker)
-        self.layers = Layers(self.options)
-        self.paused = False
-        self.traced = False  # what ran inside of mx.compile was not seen
+        self.layers, self.local = Layers(self.options), MlxLocal()
+        self._model = None if model is None else weakref.ref(model)
         self._reach: Reach | None = None
-        self.local = Local()
         if model is not None:
             self.layers.watch({"": model}, whole=True)
             self.input_names = positional(type(model).__call__)[1:]
@@ -94,12 +69,17 @@ class Session(BaseAdapter):
             self.input_names = positional(code)
             self._reach = Reach(code, self.layers.kinds)
 
+    @property
+    def model(self) -> Any:
+        """Give the model that is tracked, None where a function is."""
+        return None if self._model is None else self._model()
+
     # Life.
 
     def attach(self) -> None:
         """Have MLX tell what runs."""
         if self._reach is not None:
-            self._search({})
+            self.layers.search(self._reach, self.tracker.fn, {})
         SEAMS.add(self)
         self.attached(self._write_bad)
 
@@ -111,42 +91,58 @@ class Session(BaseAdapter):
         """List the layers that ought to be read."""
         return [] if self.options.level == "step" else sorted(self.layers.chosen - {""})
 
-    def set_paused(self, paused: bool) -> None:
-        """Stop or go on."""
-        if paused:
-            self.finish()
-        self.paused = paused
+    # What LazyAdapter asks for.
 
-    def read(self) -> None:
-        """Compute what waits, and have it judged."""
-        self._fetch()
-        if self.local.root is not None:
-            self.tracker.judge.review(self.tracker.judge.rows())
+    def is_float(self, x: Any) -> bool:
+        """Tell whether a value is an array that could hold NaN or Inf."""
+        return is_float(x)
 
-    def finish(self) -> None:
-        """End the open step."""
-        if not self.local.open:
-            self._end()
+    def dtype(self, x: Any) -> tuple[str, float | None]:
+        """Give the short name of an array's dtype, and its largest finite value."""
+        return dtype(x)
 
-    def _search(self, given: dict[str, Any]) -> None:
-        """Look for the models and optimizers that the function uses."""
-        reach, code = self._reach, code_of(self.tracker.fn)
-        if reach is None:
-            return
-        reach.search([])
-        reach.now(given.items())  # meets the models among the arguments
-        cells = zip(
-            getattr(getattr(code, "__code__", None), "co_freevars", ()),
-            getattr(code, "__closure__", None) or (), strict=False,
-        )  # fmt: skip
-        named = {id(x): name for name, x in getattr(code, "__globals__", {}).items()}
-        for name, cell in cells:
-            try:
-                named[id(cell.cell_contents)] = name
-            except ValueError:  # nothing is in it yet
-                continue
-        self.layers.take_met(named | {id(x): name for name, x in given.items()})
-        SEAMS.cover(self.layers.classes())
+    def lazy_ends(self, x: Any, *, norm: bool) -> tuple[Any, ...]:
+        """Give the ends, and with ``norm`` the sum of squares, not computed yet."""
+        return (*ends(x), squares(x)) if norm else ends(x)
+
+    def compute(self, lazy: Sequence[Any]) -> None:
+        """Compute what waits, in one traversal of the graph."""
+        try:
+            EVALUATE(list(lazy))
+        except ValueError as error:  # mx.compile traces it just now
+            raise RuntimeError(str(error)) from error
+
+    def number(self, lazy: Any) -> float:
+        """Bring one number to the host."""
+        return float(lazy.item())
+
+    def say_traced(self) -> None:
+        """Say that mx.compile traced something."""
+        if self._reach is None:
+            self.tracker.judge.say(CALLED_COMPILED())
+        else:
+            self.tracker.judge.remark(INSIDE_UNSEEN())
+
+    def began(self, fn: Any, args: Any, kwargs: Any) -> Root:
+        """Keep what a step begins with."""
+        return Root(fn, args, kwargs, self.layers, self._reach)
+
+    def run_again(
+        self, root: Root, reading: Reading | None, repairs: Sequence[Repair]
+    ) -> SecondRun:  # fmt: skip
+        """Run a step again, and leave no trace."""
+        second = self.local.second = SecondRun(self, root, reading, repairs)
+        try:
+            with root.again(self.tracker.judge.say):
+                second.run()
+        finally:
+            self.local.second = None
+        return second
+
+    def bad_parameters(self) -> list[BadParameter]:
+        """List the weights that are bad, as the step began with them."""
+        root = self.local.root
+        return self.layers.bad(self.layers.weights() if root is None else root.weights)
 
     # A function's step.
 
@@ -157,90 +153,36 @@ class Session(BaseAdapter):
             return fn(*args, **kwargs)
         given = dict(bound(self.input_names, args, kwargs))
         if reach.is_due() or any(isinstance(x, nn.Module) for x in given.values()):
-            self._search(given)
-        judge = self.tracker.judge
-        local.open = True
-        try:
-            with reach.lending(args, kwargs) as (lent, named):
-                local.root = self._root(fn, lent, named)
-                self._write_inputs(given)
-                try:
-                    result = fn(*lent, **named)
-                except AnomalyError:
-                    raise
-                except BaseException as error:
-                    with judge.carried_by(error, judge.rows()):
-                        self._end()
-                    raise
-                self._write_result(result)
-                self._end()
-                return result
-        finally:
-            local.open = False
-            self._end()
+            self.layers.search(reach, fn, given)
+            SEAMS.cover(self.layers.classes())
+        given = {name: x for name, x in given.items() if not isinstance(x, nn.Module)}
+        with reach.lending(args, kwargs) as (lent, named):
+            return self.step_of(fn, lent, named, given)
 
-    def _root(self, fn: Any, args: Any, kwargs: Any) -> Root:
-        held = [model for _, model in self.layers.roots()] + self.layers.optimizers
-        return Root(fn, args, kwargs, held, self.layers.weights(), self._reach)
+    def write_result(self, result: Any) -> None:
+        """Write what a function returned."""
+        for name, phase, label, x in self.results(result):
+            layer = self.layers.name_of(None, name)[1] if name else None
+            self.write(phase, layer, label, x, parameter=name or None, norm=bool(name))
 
-    def _end(self) -> None:
-        """Close the open step, and have it judged."""
-        local = self.local
-        if local.root is None:
-            return
-        try:
-            self._fetch()
-            self._watch_operations()
-            rows = self.tracker.judge.close_step()
-            if rows is not None:
-                self.tracker.judge.settle(rows)
-        finally:
-            local.root, local.over, local.updated = None, False, False
-            local.waiting, local.inside = [], []
-            local.calls.clear()
+    def results(self, result: Any) -> Iterator[tuple[str, Phase, str, Any]]:
+        """Yield what a function returned.
 
-    def _watch_operations(self) -> None:
-        """Run the step a second time where every operation is to be seen."""
-        judge = self.tracker.judge
-        rows = judge.rows()
-        if judge.level != "operation" or rows.failed is not None:
-            return
-        judge.review(rows)
-        try:
-            seen = self._again().replay()
-        except Exception as error:  # noqa: BLE001  the program itself goes on
-            judge.say(STEPS_UNSEEN(why=reason(error)))
-            return
-        judge.operations(rows, seen)
-
-    def _write_inputs(self, given: dict[str, Any]) -> None:
-        for name, value in given.items():
-            if not isinstance(value, nn.Module):
-                for label, x in leaves(value, name, self.tracker.judge.say):
-                    self._write("input", None, label, x)
-
-    def _write_result(self, result: Any) -> None:
-        for name, label, x in self.results(result):
-            if name:
-                layer = self.layers.name_of(None, name)[1]
-                self._write("backward", layer, label, x, parameter=name, norm=True)
-            else:
-                single = is_float(x) and x.size == 1
-                phase: Phase = "loss" if single else "forward"
-                self._write(phase, None, "loss" if single and label == "result" else label, x)
-
-    def results(self, result: Any) -> Iterator[tuple[str, str, Any]]:
-        """Yield what a function returned: the weight it is the gradient of, label and array."""
+        Yields:
+            The weight that it is the gradient of, if any; its phase, its label, and the array.
+        """
         known = {w.name for w in self.layers.weights()}
         parts = list(result) if type(result) in (tuple, list) else [result]
         for i, part in enumerate(parts):
             flat = tree_flatten(part) if isinstance(part, dict) else []
             if flat and known and all(name in known for name, _ in flat):
                 for name, x in flat:
-                    yield name, f"grad of {name.rpartition('.')[2]}", x
+                    yield name, "backward", f"grad of {name.rpartition('.')[2]}", x
             elif not isinstance(part, nn.Module):
-                at = "result" if part is result else f"result[{i}]"
-                yield from (("", label, x) for label, x in leaves(part, at))
+                for label, x in leaves(part, "result" if part is result else f"result[{i}]"):
+                    single = is_float(x) and x.size == 1
+                    named = "loss" if single and label == "result" else label
+                    yield "", "loss" if single else "forward", named, x
 
     # What MLX tells.
 
@@ -252,7 +194,7 @@ class Session(BaseAdapter):
         if local.second is not None:
             return local.second.layer(run, module, path, args, kwargs)
         if self._reach is None and not local.inside:
-            self._begin(run, module, path, args, kwargs)
+            self._begin(run, path, args, kwargs)
         if local.root is None:  # outside of the tracked function
             return run(*args, **kwargs)
         call, local.calls[path] = local.calls[path], local.calls[path] + 1
@@ -267,36 +209,34 @@ class Session(BaseAdapter):
             return out
         return mapped(out, "output", lambda x, label: self._leave(path, call, label, x, read))
 
-    def _begin(self, run: Any, module: Any, path: str, args: Any, kwargs: Any) -> None:
+    def _begin(self, run: Any, path: str, args: Any, kwargs: Any) -> None:
         """Begin a step of a tracked model with a call of it."""
         local = self.local
         if local.root is not None and local.over:
-            self._end()
+            self.end()
         if local.root is None or not path:
-            local.root = self._root(run, args, kwargs)
+            local.root = self.began(run, args, kwargs)
         if not path:
-            self._write_inputs(dict(bound(self.input_names, args, kwargs)))
+            self.write_inputs(bound(self.input_names, args, kwargs))
 
     def _leave(self, path: str, call: int, label: str, x: Any, read: bool) -> Any:
         if read:
-            self._write("forward", path, label, x, call)
+            self.write("forward", path, label, x, call)
         if not self.options.backward:
             return x
-        seen = mx.custom_function(_same)
         tensor = label.replace("output", "grad", 1)
 
-        def arrived(_: Any, cotangent: Any, __: Any) -> Any:
-            root = self.local.root
-            if root is not None and self.local.second is None:
-                self.local.over = True
-                if not path:
-                    root.cotangents[label] = cotangent
-                if read:
-                    self._write("backward", path, tensor, cotangent, call)
-            return cotangent
+        def arrived(cotangent: Any) -> None:
+            local = self.local
+            if local.root is None or local.second is not None:
+                return
+            local.over = True
+            if not path:
+                local.root.cotangents[label] = cotangent
+            if read:
+                self.write("backward", path, tensor, cotangent, call)
 
-        seen.vjp(arrived)
-        return seen(x)
+        return watched(x, arrived)
 
     def update(
         self, run: Callable[..., Any], optimizer: Any, gradients: Any, parameters: Any
@@ -306,26 +246,26 @@ class Session(BaseAdapter):
         if local.second is not None:
             return local.second.update(run, gradients, parameters)
         named = self.gradients(gradients, parameters)
-        if local.root is None or not named or local.updates:
+        if local.root is None or not named or local.updating:
             return run(gradients, parameters)
         self.layers.add_optimizer(optimizer)
-        if self.options.backward:
-            for (name, layer), x in named:
-                label = f"grad of {name.rpartition('.')[2]}"
-                self._write("backward", layer, label, x, parameter=name, norm=True)
-        self._fetch()
+        for (name, layer), x in named if self.options.backward else ():
+            label = f"grad of {name.rpartition('.')[2]}"
+            self.write("backward", layer, label, x, parameter=name, norm=True)
+        self.read()
         rows = judge.rows()
-        judge.review(rows)
         judge.guard(rows)
         local.over = local.updated = True
         if rows.skip:
             return tree_map(lambda _, w: w, gradients, parameters)
-        old = dict(tree_flatten(parameters)) if self._moves(rows) else {}
-        local.updates = True
+        every = self.options.updates
+        moves = every is not None and rows.number % every == 0
+        old = dict(tree_flatten(parameters)) if moves else {}
+        local.updating = True
         try:
             result = run(gradients, parameters)
         finally:
-            local.updates = False
+            local.updating = False
         judge.updated(rows.number)
         self._updated(rows, result, parameters, old)
         return result
@@ -337,131 +277,38 @@ class Session(BaseAdapter):
         flat = [(name, x) for name, x in tree_flatten(gradients) if is_float(x)]
         return [(self.layers.name_of(parameters, name), x) for name, x in flat]
 
-    def _moves(self, rows: Step) -> bool:
-        every = self.options.updates
-        return every is not None and rows.number % every == 0
-
     def _updated(self, rows: Step, result: Any, parameters: Any, old: dict[str, Any]) -> None:
         """Read the weights that an update made, and how far it moved them."""
-        for key, x in tree_flatten(result):
+        for key, x in tree_flatten(result) if old or self.options.parameters else ():
             if not is_float(x):
                 continue
             name, layer = self.layers.name_of(parameters, key)
             if self.options.parameters:
-                self._write("parameter", layer, name.rpartition(".")[2], x, parameter=name)
+                self.write("parameter", layer, name.rpartition(".")[2], x, parameter=name)
             if key in old:
                 sizes = squares(x - old[key]), squares(old[key])
-                EVALUATE(*sizes)
-                rows.moved(layer, *(math.sqrt(size.item()) for size in sizes))
+                self.compute(sizes)
+                rows.moved(layer, *(math.sqrt(self.number(size)) for size in sizes))
 
     def about_to_write(self, x: Any) -> None:
         """Keep what an array holds that the program writes into, for a second run."""
         if self.local.root is not None and self.options.replay:
             self.local.root.keep(x)
 
-    def unread(self) -> list[Any]:
-        """Give what waits to be computed."""
-        return [x for item in self.local.waiting for x in item.ends]
-
     def evaluated(self) -> None:
         """Judge a model's readings where the program computes what it needs."""
         local = self.local
-        if local.root is not None and self._reach is None and not local.inside:
-            if local.updated:
-                self._end()
-            else:
-                local.over = True
-                self.read()
-
-    # Readings.
-
-    def _write(
-        self, phase: Phase, layer: str | None, tensor: str, x: Any, call: int = 0, *,
-        parameter: str | None = None, norm: bool = False,
-    ) -> None:  # fmt: skip
-        if not is_float(x) or not x.size:
+        if local.root is None or self._reach is not None or local.inside:
             return
-        judge = self.tracker.judge
-        rows = judge.rows()
-        site = judge.monitor.site(layer, phase, tensor, *dtype(x), parameter=parameter)
-        order = rows.reserve(site, call)
-        rows.keep(order, weakref.ref(x))
-        expected = expectations()
-        if expected is not None:
-            rows.expect([order], expected)
-        found = (*ends(x), squares(x)) if norm else ends(x)
-        self.local.waiting.append(Waiting(rows, order, found))
+        if local.updated or not local.root.cotangents:
+            self.end()
+        else:
+            local.over = True
+            self.read()
 
     def _write_bad(self, bad: BadParameter, rows: Step) -> None:
         weight = next(w for w in self.layers.weights() if w.name == bad.name)
-        self._write("parameter", bad.layer, bad.name.rpartition(".")[2], weight.array,
-                    parameter=bad.name)  # fmt: skip
-        self._fetch()
+        local = bad.name.rpartition(".")[2]
+        self.write("parameter", bad.layer, local, weight.array, parameter=bad.name)
+        self.fetch()
         rows.forget_arrays()
-
-    def _fetch(self) -> None:
-        """Compute all that waits in one go, and bring it to the host."""
-        waiting, self.local.waiting = self.local.waiting, []
-        if not waiting:
-            return
-        try:
-            EVALUATE([item.ends for item in waiting])
-        except RuntimeError:
-            self.traced = True
-            said = CALLED_COMPILED if self._reach is None else INSIDE_UNSEEN
-            (self.tracker.judge.say if self._reach is None else self.tracker.judge.remark)(said())
-        for item in waiting:
-            low, high = item.read()
-            item.rows.fill((low,), (high,))
-
-    # What is asked when something is bad.
-
-    def measure(self, value: Any) -> Summary:
-        """Summarise an array."""
-        return measure(value)
-
-    def bad_rows(self, value: Any) -> tuple[int, ...]:
-        """List the rows of a bad batch that are bad."""
-        return bad_rows(value)
-
-    def bad_parameters(self) -> list[BadParameter]:
-        """List the weights that are bad, as the step began with them."""
-        root = self.local.root
-        weights: Sequence[Weight] = self.layers.weights() if root is None else root.weights
-        return self.layers.bad(list(weights))
-
-    def replay(self, reading: Reading) -> Replay:
-        """Run the step again, operation by operation.
-
-        Raises:
-            ReplayError: If its call is not known.
-        """
-        return self._again(reading).replay()
-
-    def attempt(self, reading: Reading, repairs: Sequence[Repair]) -> Attempt | None:
-        """Run the step again to its end, with operations repaired."""
-        try:
-            return self._again(reading, repairs).attempt()
-        except Exception:  # noqa: BLE001  then nothing is told of it
-            return None
-
-    def _again(self, reading: Reading | None = None, repairs: Sequence[Repair] = ()) -> SecondRun:
-        local = self.local
-        root = local.root
-        if root is None:
-            msg = "the step was over when it was read, so it cannot be run again"
-            raise ReplayError(msg)
-        second = SecondRun(self, root, reading, repairs)
-        before = local.inside, local.calls
-        local.second, local.inside, local.calls = second, [], Counter()
-        try:
-            with root.again(self.tracker.judge.say):
-                second.run(of_model=self._reach is None)
-        finally:
-            local.second = None
-            local.inside, local.calls = before
-        return second
-
-
-def _same(x: Any) -> Any:
-    return x

@@ -5,6 +5,7 @@ so the backward pass, which MLX builds out of sight, is shown operation by opera
 """
 
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -17,18 +18,17 @@ import numpy as np
 from anynan._base import context
 from anynan._base.patches import Patches
 from anynan._base.sources import user_source
-from anynan._trace.op import Op, RerunError
+from anynan._diagnosis.records import KEPT
+from anynan._trace.op import Key, LinkedOp, RerunError
 from anynan.events import Phase, Source
 from anynan.mlx.functions import functions, holders, methods, swapped
 from anynan.mlx.messages import INSIDE_UNSEEN
 from anynan.mlx.names import FLAT, PROPERTIES, WRITING, canonical, operands, reflected
-from anynan.mlx.reading import is_float
+from anynan.mlx.reading import EVALUATE, is_float
 
-# By what the tape knows a value: the operation that made it and which of its results it is, or a
-# weight by its name, or an array that was there by its id.
-Key = tuple[Any, Any]
 # Layer, which call of it, phase and line.
 Place = tuple[str | None, int, Phase, Source | None]
+Run = Callable[..., Any]
 
 
 class Made(NamedTuple):
@@ -37,33 +37,25 @@ class Made(NamedTuple):
     array: Callable[[], Any]
     key: Key
     grows: bool  # whether a gradient may reach it
-    operation: "Operation | None" = None
+    makers: tuple[str, ...] = ()
 
 
-class Operation(Op):
-    """Tell of one operation of MLX, or of its gradient.
-
-    Attributes:
-        keys: By what each of the floating inputs is known; of a gradient, those of its results.
-        took: For a gradient, by what the results of the forward operation are known.
-    """
+class Operation(LinkedOp):
+    """Tell of one operation of MLX, or of its gradient."""
 
     def __init__(
-        self, number: int, raw: str, place: Place,
-        given: Sequence[tuple[str, Any]], params: Mapping[str, Any],
+        self, number: int, raw: str, place: Place, given: Sequence[tuple[str, Any]],
+        params: Mapping[str, Any], of: "Operation | None" = None,
     ) -> None:  # fmt: skip
-        self.number, self.raw = number, f"mlx.core.{raw}"
-        self.name = self.kernel = canonical(raw)
+        self.number, self.raw, self.of = number, f"mlx.core.{raw}", of
+        self.name = self.kernel = canonical(raw.removesuffix(".vjp"))
         self.layer, self.call, self.phase, self._source = place
         self.given, self._params = given, params
-        self.expected = context.expectations()
-        self._outputs: Sequence[Any] = ()
-        self.keys: list[Key] = []
-        self.took: list[Key] = []
-        self.named: dict[str, Key] = {}
-        self.of: Operation | None = None
-        self.makers: tuple[str, ...] = ()
-        self._run: Callable[..., Any] | None = None
+        self.expected = context.expectations() if of is None else of.expected
+        self.forward = None if of is None else of.number
+        self.operands = {}
+        self.made: Sequence[Any] = ()
+        self.own: Run | None = None  # takes arrays by the ids of those that they stand for
 
     @property
     def source(self) -> Source | None:
@@ -78,7 +70,7 @@ class Operation(Op):
     @property
     def outputs(self) -> Sequence[Any]:
         """Give what it made."""
-        return self._outputs
+        return self.made
 
     @property
     def params(self) -> Mapping[str, Any]:
@@ -93,30 +85,30 @@ class Operation(Op):
         Raises:
             RerunError: If it cannot be run so.
         """
-        if self._run is None:
-            msg = f"{self.raw} is over"
-            raise RerunError(msg)
         given = {id(x): (inputs or {}).get(label, x) for label, x in self.inputs}
         if dtype is not None:
             given = {key: x.astype(getattr(mx, dtype)) for key, x in given.items()}
+        if self.own is None:
+            msg = "it is over"
+            raise RerunError(msg)
         try:
-            made = arrays(self._run(given))
-            mx.eval(made)
+            made = arrays(self.own(given))
+            EVALUATE(made)
         except Exception as error:
             raise RerunError(str(error)) from error
         return made
 
     def over(self) -> None:
         """Keep no array of it."""
-        self._outputs, self._run = (), None
+        self.made, self.own = (), None
         self.given = [(label, x) for label, x in self.given if not isinstance(x, mx.array)]
 
 
 class Tape:
-    """Show each operation that this thread runs to an observer.
+    """Show each operation that this thread runs.
 
     Args:
-        observer: Sees each, and may give other results.
+        show: Sees each ``Operation``, and may give other results.
         repairs: Runs something else in an operation's place, in a trial of a fix.
 
     Attributes:
@@ -125,38 +117,38 @@ class Tape:
         phase: Phase of what is outside of the layers.
     """
 
-    def __init__(self, observer: Callable[[Any], Any], repairs: Any = None) -> None:
-        self._observer: Any = observer
-        self._repairs = repairs
+    def __init__(self, show: Callable[[Any], Any], repairs: Any = None) -> None:
+        self._shows, self._repairs = show, repairs
         self.layers: list[tuple[str, int]] = []
         self.notes: list[str] = []
         self.phase: Phase = "loss"
         self._count = 0
         self._made: dict[int, Made] = {}
         self._places: dict[Any, Made] = {}
+        self._held: deque[Any] = deque()
+        self._size = 0
         self._weights: dict[int, tuple[Any, str]] = {}
         self._busy, self._thread = False, get_ident()
 
     @contextmanager
     def running(self) -> Iterator[None]:
         """Stand in the place of MLX's functions meanwhile, and run what is compiled as Python."""
+        compiles = compiling()
         with Patches() as patches:
             stands = {}
             for room, name, raw in functions():
                 real = getattr(room, name)
-                stands[id(real)] = self._seen(raw, real)
+                stands[id(real)] = self._stand(raw, real)
             for module, name, real in holders(set(stands)):
                 patches.put(module, name, stands[id(real)])
             for name, raw in methods():
                 real = getattr(mx.array, name)
-                real = swapped(real) if reflected(name) else real
-                patches.put(mx.array, name, self._method(raw, real, swap=reflected(name)))
+                patches.put(mx.array, name, self._stand(raw, real, swap=reflected(name)))
             for name in PROPERTIES:
                 real = vars(mx.array)[name].__get__
-                patches.put(mx.array, name, property(self._seen(name, real)))
+                patches.put(mx.array, name, property(self._stand(name, real)))
             for name in WRITING:
                 patches.put(mx.array, name, self._writes(name, getattr(mx.array, name)))
-            compiles = compiling()
             mx.disable_compile()
             try:
                 yield
@@ -176,29 +168,23 @@ class Tape:
     def _off(self) -> bool:
         return self._busy or get_ident() != self._thread
 
-    def _seen(self, raw: str, real: Callable[..., Any]) -> Callable[..., Any]:
+    def _stand(self, raw: str, real: Run, *, swap: bool = False) -> Run:
+        shown = swapped(real) if swap else real
+
         def function(*args: Any, **kwargs: Any) -> Any:
-            return real(*args, **kwargs) if self._off() else self.run(raw, real, args, kwargs)
+            if self._off():
+                return real(*args, **kwargs)
+            return self.run(raw, shown, args[::-1] if swap else args, kwargs)
 
         return function
 
-    def _method(self, raw: str, real: Callable[..., Any], *, swap: bool) -> Callable[..., Any]:
-        def method(*args: Any, **kwargs: Any) -> Any:
-            given = args[::-1] if swap else args
-            return real(*given, **kwargs) if self._off() else self.run(raw, real, given, kwargs)
-
-        return method
-
-    def _writes(self, raw: str, real: Callable[..., Any]) -> Callable[..., Any]:
+    def _writes(self, raw: str, real: Run) -> Run:
         def write(x: Any, *args: Any) -> Any:
             if self._off():
                 return real(x, *args)
             with self.quiet():
                 before = mx.array(x)
-            if known := self._known(x):
-                self._enter(before, known)
-            elif name := self.weight(x):
-                self.name_weight(before, name)
+                self.same(before, x)
 
             def made(x: Any, *args: Any) -> Any:
                 new = mx.array(x)
@@ -208,9 +194,8 @@ class Tape:
             # Written outside of the gradient's sight it would have no operation there.
             new = self.run(raw, made, (before, *args), {}, written=True)
             with self.quiet():
-                _put(x, new)
-            if known := self._known(new):
-                self._enter(x, known)
+                mx.array.__setitem__(x, Ellipsis, new)
+                self.same(x, new)
             return x
 
         return write
@@ -221,21 +206,31 @@ class Tape:
         found = self._made.get(id(x))
         if found is not None and found.array() is x:
             return found
+        if self.weight(x) is not None:
+            return None
         # What goes through mx.compile, or a function of mx.grad's, comes out as another object over
         # the same memory.
-        found = self._places.get(place(x)) if id(x) not in self._weights else None
+        found = self._places.get(place(x))
         return found if found is not None and found.array() is not None else None
 
     def _enter(self, x: Any, made: Made) -> None:
         self._made[id(x)] = made = made._replace(array=weakref.ref(x))
         at = place(x) if is_float(x) else None
-        if at is not None:
-            self._places[at] = made
+        if at is None:
+            return
+        self._places[at] = made
+        self._held.append(x)  # its memory is nobody else's while it is there
+        self._size += x.nbytes
+        while self._size > KEPT:
+            self._size -= self._held.popleft().nbytes
 
     def same(self, new: Any, old: Any) -> None:
         """Take an array for another, which it was made of and which it equals."""
-        key, grows, operation = self.key(old), self._grows(old), self.maker(old)
-        self._enter(new, Made(weakref.ref(new), key, grows, operation))
+        known, name = self._known(old), self.weight(old)
+        if known is not None:
+            self._enter(new, known)
+        elif name is not None:
+            self.name_weight(new, name)
 
     def key(self, x: Any) -> Key:
         """Give by what an array is known."""
@@ -243,11 +238,6 @@ class Tape:
             return found.key
         name = self.weight(x)
         return ("array", id(x)) if name is None else ("weight", name)
-
-    def maker(self, x: Any) -> Operation | None:
-        """Give the operation that made an array, None if that was not seen."""
-        found = self._known(x)
-        return None if found is None else found.operation
 
     def name_weight(self, x: Any, name: str) -> None:
         """Know a weight, as the run holds it, by its name."""
@@ -265,121 +255,109 @@ class Tape:
     # Operations.
 
     def run(
-        self, raw: str, real: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
-        *, written: bool = False,
+        self, raw: str, real: Run, args: tuple[Any, ...], kwargs: dict[str, Any], *,
+        written: bool = False,
     ) -> Any:  # fmt: skip
         """Run one operation, and show it."""
-        given, params = operands(raw, args, kwargs)
-        layer, call = self.layers[-1] if self.layers else (context.scope_path(), 0)
-        phase: Phase = self.phase if layer is None else "forward"
-        place: Place = layer, call, phase, user_source(skip=2, framework="mlx")
-        op = Operation(self._count, raw, place, given, params)
-        op.written = written
-        op.named = {label: self.key(x) for label, x in given if isinstance(x, mx.array)}
-        self._count += 1
-        leaves = [x for x in _unique((args, kwargs)) if is_float(x)]
-        flat = raw.rpartition(".")[2] in FLAT
-        grown = [x for x in leaves if self._grows(x)] if not flat else []
-        op.keys = [self.key(x) for x in grown]
-        op.makers = self._makers(leaves[0]) if leaves else ()
         with self.quiet():
-            return self._run(op, real, args, kwargs, grown)
+            given, params = operands(raw, args, kwargs)
+            layer, call = self.layers[-1] if self.layers else (context.scope_path(), 0)
+            phase: Phase = self.phase if layer is None else "forward"
+            place: Place = layer, call, phase, user_source(skip=2, framework="mlx")
+            op = Operation(self._count, raw, place, given, params)
+            self._count += 1
+            op.written = written
+            op.operands = {label: self.key(x) for label, x in given if hasattr(x, "dtype")}
+            leaves = [x for x in {id(x): x for x in arrays((args, kwargs))}.values() if is_float(x)]
+            flat = raw.rpartition(".")[2] in FLAT
+            grown = [x for x in leaves if not flat and self._grows(x)]
+            op.grown = [self.key(x) for x in grown]
+            first = self._known(leaves[0]) if leaves else None
+            op.makers = () if first is None else first.makers
 
-    def _makers(self, x: Any) -> tuple[str, ...]:
-        made = self.maker(x)
-        return () if made is None else (made.name, *made.makers)[:2]
+            def own(given: Mapping[int, Any]) -> Any:
+                return real(*_filled(args, given), **_filled(kwargs, given))
 
-    def _run(
-        self, op: Operation, real: Callable[..., Any], args: Any, kwargs: Any, grown: list[Any]
-    ) -> Any:  # fmt: skip
-        def own(given: Mapping[int, Any]) -> Any:
-            return real(*_filled(args, given), **_filled(kwargs, given))
+            op.own = own
+            return self._shown(op, self._run(op, grown), grows=bool(grown))
 
-        run, repaired = own, ()
+    def _run(self, op: Operation, grown: list[Any]) -> Any:
+        run: Any = op.own
         if self._repairs is not None:
-            run, repaired = self._repairs.around(op, own)
-        op._run = own
+            run = self._repairs.around(op, run)
+        if not grown:
+            return run({})
         ids = [id(x) for x in grown]
 
         def pure(*new: Any) -> Any:
             return run(dict(zip(ids, new, strict=True)))
 
-        if grown:
-            function = mx.custom_function(pure)
-            labels = {id(x): label for label, x in op.given}
-            function.vjp(partial(self._back, op, pure, [labels.get(i, "") for i in ids], repaired))
-            result = function(*grown)
-        else:
-            result = run({})
-        return self._shown(op, result, grows=bool(grown))
+        function = mx.custom_function(pure)
+        labels = {id(x): label for label, x in op.given}
+        function.vjp(partial(self._back, op, pure, [labels.get(i, "") for i in ids]))
+        return function(*grown)
 
     def _shown(self, op: Operation, result: Any, *, grows: bool) -> Any:
         made = arrays(result)
         if not made:
             return result
-        op._outputs = made
-        op.took = [(op.number, k) for k in range(len(made))]
+        op.made, op.results = made, [(op.number, k) for k in range(len(made))]
         new = self._show(op)
         if new is not None:
             result = _filled(result, dict(zip(map(id, made), new, strict=True)))
             made = list(new)
         op.over()
-        for key, x in zip(op.took, made, strict=True):
-            grown = grows and is_float(x)
-            self._enter(x, Made(weakref.ref(x), key, grown, op))
+        for key, x in zip(op.results, made, strict=True):
+            makers = (op.name, *op.makers)[:2]
+            self._enter(x, Made(weakref.ref(x), key, grows and is_float(x), makers))
         return result
 
     def _show(self, op: Operation) -> Sequence[Any] | None:
         try:
-            mx.eval([x for _, x in op.inputs], list(op.outputs))
-        except RuntimeError:  # of arrays that mx.vmap makes there is nothing to see
+            EVALUATE([x for _, x in op.inputs], list(op.outputs))
+        except (RuntimeError, ValueError):  # of arrays that mx.vmap makes there is nothing to see
             self.notes.append(INSIDE_UNSEEN())
             return None
-        found: Sequence[Any] | None = self._observer(op)
+        found: Sequence[Any] | None = self._shows(op)
         return found
 
     def _back(
-        self, op: Operation, pure: Callable[..., Any], labels: list[str], repaired: Any,
-        primals: Any, cotangents: Any, outputs: Any,
+        self, op: Operation, pure: Run, labels: list[str], primals: Any, cotangents: Any,
+        outputs: Any,
     ) -> Any:  # fmt: skip
         """Run an operation's gradient, and show it."""
-        given, incoming, made = arrays(primals), arrays(cotangents), arrays(outputs)
+        given, incoming = arrays(primals), arrays(cotangents)
+
+        def slopes(new: Mapping[int, Any]) -> Any:
+            at = [[new.get(id(x), x) for x in each] for each in (given, incoming)]
+            return mx.vjp(lambda *x: arrays(pure(*x)), *at)[1]
+
         with self.quiet():
-            _, slopes = mx.vjp(lambda *x: arrays(pure(*x)), given, incoming)
-            if repaired:
-                self._repairs.back(incoming, slopes)
-            grads = [(f"grad{k}" if k else "grad", x) for k, x in enumerate(incoming)]
             forward = [(label, x) for label, x in zip(labels, given, strict=True) if label]
-            rest = [("result", x) for x in made if is_float(x)]
-            numbers = [(label, x) for label, x in op.given if label not in labels]
+            rest = [(label, x) for label, x in op.given if label not in labels]
+            rest += [("result", x) for x in arrays(outputs) if is_float(x)]
+            grads = [(f"grad{k or ''}", x) for k, x in enumerate(incoming)]
             place: Place = op.layer, op.call, "backward", op.source
-            back = Operation(
-                self._count, op.raw.partition(".")[2].partition(".")[2],
-                place, [*grads, *forward, *numbers, *rest], op.params,
-            )  # fmt: skip
-            back.raw += ".vjp"
-            back.forward, back.of, back.expected = op.number, op, op.expected
-            back.keys, back.took, back.makers = op.keys, op.took, op.makers
-            back._outputs = slopes
-            back._run = lambda new: mx.vjp(
-                lambda *x: arrays(pure(*x)), [new.get(id(x), x) for x in given],
-                [new.get(id(x), x) for x in incoming],
-            )[1]  # fmt: skip
+            raw = f"{op.raw.removeprefix('mlx.core.')}.vjp"
+            back = Operation(self._count, raw, place, [*grads, *forward, *rest], op.params, op)
             self._count += 1
+            back.own, back.made = slopes, slopes({})
+            found = list(back.made)
+            if self._repairs is not None:
+                self._repairs.back(op, incoming, found)
             new = self._show(back)
             back.over()
-            slopes = slopes if new is None else list(new)
-        return slopes[0] if len(slopes) == 1 else tuple(slopes)
+        found = found if new is None else list(new)
+        return found[0] if len(found) == 1 else tuple(found)
 
 
 def arrays(value: Any) -> list[Any]:
     """List the arrays in a result, in order."""
     if isinstance(value, mx.array):
         return [value]
-    if isinstance(value, list | tuple):
-        return [x for item in value for x in arrays(item)]
-    if isinstance(value, dict):
-        return [x for item in value.values() for x in arrays(item)]
+    if isinstance(value, list | tuple | dict):
+        items = value.values() if isinstance(value, dict) else value
+        return [x for item in items for x in arrays(item)]
     return []
 
 
@@ -395,10 +373,6 @@ def place(x: Any) -> Any:
     return at, x.shape, x.dtype
 
 
-def _unique(value: Any) -> list[Any]:
-    return list({id(x): x for x in arrays(list(value))}.values())
-
-
 def _filled(value: Any, given: Mapping[int, Any]) -> Any:
     """Put other arrays in the place of those with these ids."""
     if isinstance(value, mx.array):
@@ -410,11 +384,6 @@ def _filled(value: Any, given: Mapping[int, Any]) -> Any:
     if isinstance(value, dict):
         return {key: _filled(item, given) for key, item in value.items()}
     return value
-
-
-def _put(x: Any, new: Any) -> None:
-    """Have an array hold another's values, as a write into it does."""
-    mx.array.__setitem__(x, Ellipsis, new)
 
 
 def compiling() -> bool:

@@ -1,11 +1,12 @@
 """What the code of a step can reach, and a second run of it would move: kept, and put back."""
 
+from anynan._reach.began import Began
 from anynan._reach.items import Exhausted, Items
 from anynan._reach.kept import Kept, container_state, refill
 from anynan._reach.reach import Reach
 from anynan._reach.search import Holder, Kinds, is_own, weak
 
 __all__ = [
-    "Exhausted", "Holder", "Items", "Kept", "Kinds", "Reach", "container_state", "is_own",
+    "Began", "Exhausted", "Holder", "Items", "Kept", "Kinds", "Reach", "container_state", "is_own",
     "refill", "weak",
 ]  # fmt: skip

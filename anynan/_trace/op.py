@@ -80,6 +80,34 @@ class Op:
         raise NotImplementedError
 
 
+# By what a run knows a value: the number of the operation that made it and which of its results it
+# is, or ``"weight"`` and its name, or anything else that stands for an array that was there.
+Key = tuple[Any, Any]
+
+
+class LinkedOp(Op):
+    """Tell of an operation also what made its operands, so that records can be made of it.
+
+    Attributes:
+        given: What it works on, by the names of its operands: arrays, and Python's numbers.
+        operands: By what each of those arrays is known.
+        results: By what its results are known; of a gradient, see ``of``.
+        grown: By what those operands are known that a gradient may reach.
+        of: For a gradient, the forward operation; it gives one result for each of its ``grown``,
+            and its incoming gradients are ``given`` as ``grad``, ``grad1``, ...
+        makers: What made its first operand, and the first operand of that.
+        expected: Reason by kind, where it ran inside ``anynan.expect``.
+    """
+
+    given: Sequence[tuple[str, Any]]
+    operands: Mapping[str, Key]
+    results: Sequence[Key] = ()
+    grown: Sequence[Key] = ()
+    of: "LinkedOp | None" = None
+    makers: Sequence[str] = ()
+    expected: Mapping[str, str] | None = None
+
+
 class RerunError(Exception):
     """Say why an operation could not be run once more."""
 

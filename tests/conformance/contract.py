@@ -9,7 +9,7 @@ import gc
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,6 @@ class Subject:
             optimizer state, random states.
         owners: Objects that the adapter may change while it is attached: the framework's modules
             and classes, the classes of the model's layers.
-        batch: The name of the step's argument.
     """
 
     model: Any
@@ -40,8 +39,6 @@ class Subject:
     bad: Any
     state: Callable[[], Mapping[str, Any]]
     owners: tuple[Any, ...] = ()
-    batch: str = "x"
-    named: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Contract:
@@ -63,7 +60,7 @@ class Contract:
 
     @pytest.mark.parametrize("level", ["step", "layer", "operation"])
     def test_results_are_identical_with_tracking_on(self, level: str) -> None:
-        plain, watched = self.make(), None
+        plain = self.make()
         losses = [_host(plain.step(plain.good)) for _ in range(self.STEPS)]
         watched = self.make()
         with self.track(watched.step, level=level) as step:
@@ -235,7 +232,7 @@ class Contract:
 
 
 def _host(x: Any) -> Any:
-    return np.array(x.detach() if hasattr(x, "detach") else x)
+    return np.asarray(x.detach() if hasattr(x, "detach") else x).copy()
 
 
 def _compute(x: Any) -> None:

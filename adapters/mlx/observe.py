@@ -1,0 +1,106 @@
+"""Run a model, a step or a function once, show each operation, and leave no trace."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import mlx.core as mx
+from mlx import nn
+
+from anynan._arrays.containers import leaves
+from anynan._reach import Reach
+from anynan._steps.tracked import Handle, inside
+from anynan._trace.op import Observed, Observer, Op
+from anynan.mlx.layers import Layers, code_of
+from anynan.mlx.seams import SEAMS
+from anynan.mlx.second import Run
+from anynan.mlx.state import Root
+from anynan.options import Options
+
+
+def takes(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Tell whether a target is MLX's: a model, or what is called with one or with arrays."""
+    fn = inside(target).fn if isinstance(target, Handle) else target
+    if isinstance(fn, nn.Module):
+        return True
+    given = [*args, *kwargs.values()]
+    found = any(isinstance(x, mx.array) for _, x in leaves(given, ""))
+    return callable(fn) and (found or any(isinstance(x, nn.Module) for x in given))
+
+
+class _Sight:
+    """Tell a run of the layers, updates and writes that MLX tells of."""
+
+    paused = False
+
+    def __init__(self, layers: Layers, root: Root, run: Run) -> None:
+        self.layers, self._run = layers, run
+        self.about_to_write = root.keep
+
+    def layer(self, run: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:
+        path = self.layers.path(module)
+        if path is None:
+            return run(*args, **kwargs)
+        return self._run.layer(run, module, path, args, kwargs)
+
+    def update(self, run: Callable[..., Any], _: Any, gradients: Any, parameters: Any) -> Any:
+        return self._run.update(run, gradients, parameters)
+
+    def unread(self) -> list[Any]:
+        return []
+
+    def evaluated(self) -> None:
+        """Nothing waits."""
+
+
+def observe(
+    target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], observer: Observer
+) -> Observed:
+    """Run a target of MLX's once, and show each operation.
+
+    Args:
+        target: A model, a training step, or any function.
+        args: What it is called with.
+        kwargs: By name.
+        observer: Sees each operation, right after it ran and was computed.
+
+    Raises:
+        ReplayError: If it takes from an iterator or a queue, which cannot be put back.
+
+    Example:
+        >>> import mlx.core as mx
+        >>> from anynan.mlx.observe import observe
+        >>> seen = []
+        >>> found = observe(
+        ...     lambda x: mx.log(x).sum(), (mx.ones(3),), {}, lambda op: seen.append(op.name)
+        ... )
+        >>> seen, found.value.item()
+        (['log', 'sum'], 0.0)
+    """
+    fn: Any = inside(target).fn if isinstance(target, Handle) else target
+    layers, observed, broken = Layers(Options()), Observed(), list[BaseException]()
+    reach = None if isinstance(fn, nn.Module) else Reach(code_of(fn), layers.kinds)
+    if reach is None:
+        layers.watch({"": fn})
+    else:
+        given = {**{f"args[{i}]": x for i, x in enumerate(args)}, **kwargs}
+        layers.search(reach, fn, given)
+
+    def show(op: Op) -> Any:
+        try:
+            return observer(op)
+        except BaseException as error:
+            broken.append(error)
+            raise
+
+    root = Root(fn, args, dict(kwargs), layers, reach)
+    run = Run(layers, root, show)
+    with SEAMS.alone(_Sight(layers, root, run)), root.again(observed.notes.append):
+        try:
+            run.run()
+        except Exception as error:
+            if error in broken:
+                raise
+            observed.error = error
+    observed.value = run.value
+    observed.notes += dict.fromkeys(run.tape.notes)
+    return observed

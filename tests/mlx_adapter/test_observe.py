@@ -1,0 +1,102 @@
+"""One run of MLX, operation by operation, and what is written on it."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import anynan
+from anynan._trace.observing import observe
+from tests.mlx_adapter.test_contract import subject
+
+mx = pytest.importorskip("mlx.core")
+from mlx import nn  # noqa: E402
+
+
+def shown(target: Any, *args: Any) -> tuple[list[Any], Any]:
+    seen: list[Any] = []
+    found = observe(
+        target, args, {}, lambda op: seen.append((op.name, op.layer, op.phase, op.forward))
+    )
+    return seen, found
+
+
+def test_a_step_is_shown_forward_backward_and_in_the_update() -> None:
+    made = subject()
+    made.step(made.good)
+    before = made.state()
+    seen, found = shown(made.step, made.good)
+    assert found.error is None
+    assert {phase for _, _, phase, _ in seen} == {"forward", "loss", "backward", "optimizer"}
+    log = next(i for i, op in enumerate(seen) if op[:3] == ("log", "log", "forward"))
+    assert ("log", "log", "backward", log) in seen
+    after = made.state()
+    for name, x in before.items():
+        np.testing.assert_array_equal(x, after[name], err_msg=name)
+
+
+def test_what_is_compiled_is_shown_by_the_operations_of_its_code() -> None:
+    step = mx.compile(lambda x: mx.exp(nn.relu(x)) * 2)
+    seen, found = shown(step, mx.ones(2))
+    assert [name for name, *_ in seen] == ["maximum", "exp", "multiply"]
+    np.testing.assert_allclose(np.array(found.value), 2 * np.e, rtol=1e-6)
+    assert step(mx.ones(2)).shape == (2,)
+
+
+def test_a_write_into_an_array_is_shown_and_undone() -> None:
+    x = mx.array([1.0, 2.0])
+
+    def step(x: Any) -> Any:
+        x[0] = mx.log(x[1])
+        x += 1
+        return x.sum()
+
+    written: list[str] = []
+    found = observe(step, (x,), {}, lambda op: written.append(op.name) if op.written else None)
+    assert written == ["setitem", "add"]
+    assert x.tolist() == [1.0, 2.0]
+    assert found.value.item() == pytest.approx(np.log(2) + 1 + 3)
+
+
+def test_other_results_take_the_place_of_an_operations() -> None:
+    found = observe(
+        lambda x: mx.log(x) + 1, (mx.ones(2),), {},
+        lambda op: [op.outputs[0] + 4] if op.name == "log" else None,
+    )  # fmt: skip
+    assert found.value.tolist() == [5.0, 5.0]
+
+
+def test_an_operation_runs_again_in_another_dtype_or_of_other_operands() -> None:
+    made: list[Any] = []
+
+    def look(op: Any) -> None:
+        if op.name == "multiply" and op.phase != "backward":
+            made.append((op.rerun(dtype="float32")[0].item(), op.rerun({"self": mx.array(2.0)})))
+
+    observe(lambda x: x * 60000, (mx.array(60000.0, mx.float16),), {}, look)
+    assert made[0][0] == pytest.approx(3.6e9, rel=1e-3)
+    assert made[0][1][0].item() == pytest.approx(120000)
+
+
+def test_an_error_of_the_observers_is_its_own_and_the_programs_is_kept() -> None:
+    def broken(_: Any) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        observe(mx.compile(lambda x: mx.abs(x)), (mx.ones(1),), {}, broken)
+
+    def raising(x: Any) -> Any:
+        raise KeyError(str(x.shape))
+
+    assert isinstance(shown(raising, mx.ones(1))[1].error, KeyError)
+
+
+def test_a_tracked_step_is_shown_and_its_tracker_hears_nothing() -> None:
+    made = subject()
+    with anynan.mlx.track(made.step) as step:
+        step(made.good)
+        seen, found = shown(step, made.bad)
+        assert seen and found.error is None
+        assert step.events == () and step.step == 1
+        with pytest.raises(anynan.NonFiniteError):
+            step(made.bad)
