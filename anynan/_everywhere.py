@@ -13,6 +13,7 @@ from typing import NamedTuple
 from anynan._base.about import ADAPTERS
 from anynan._base.imports import when_imported
 from anynan._base.sources import user_source
+from anynan._diagnosis.rules.evidence import plural
 from anynan._runs.overview import CLEAN, READ, all_clear
 from anynan._runs.run import Run, of
 from anynan._steps.messages import LAYER_UNWATCHED
@@ -237,8 +238,9 @@ def spoiled(tracker: Tracked, found: Found) -> None:
     except Exception:  # noqa: BLE001  what cannot be read then is not told
         return
     if names:
-        more = f" and {len(names) - 1} more weights hold" if len(names) > 1 else " holds"
-        found.harm(f"{tracker.name}: {names[0]}{more} NaN or Inf as the program ends")
+        more = len(names) - 1
+        rest = f" and {plural(more, 'more weight')} hold" if more else " holds"
+        found.harm(f"{tracker.name}: {names[0]}{rest} NaN or Inf as the program ends")
 
 
 def is_bad(event: Event) -> bool:

@@ -68,6 +68,8 @@ class Operation:
         phase: ``backward`` means the gradient of this operation; else the phase it ran in.
         direct: True for what the user's own code computes in the backward pass: a custom
             function's rule, a gradient hook.
+        operands: What each of ``inputs`` is to the operation (``x``, ``weight``, ``bias``); empty
+            where their order says it.
     """
 
     name: str
@@ -78,6 +80,7 @@ class Operation:
     layer: str | None = None
     phase: Phase = "forward"
     direct: bool = False
+    operands: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +259,7 @@ def _operation(data: dict[str, Any] | None) -> Operation | None:
         **{
             **data,
             "inputs": tuple(Summary.from_dict(item) for item in data["inputs"]),
+            "operands": tuple(data.get("operands", ())),
             "output": None if output is None else Summary.from_dict(output),
             "source": None if source is None else Source(**source),
         }

@@ -143,7 +143,7 @@ def written(path: Path, **arrays: np.ndarray) -> str:
 def test_equal_files_do_not_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a, b = written(tmp_path / "a.npz", w=X), written(tmp_path / "b.npz", w=X)
     assert main(["compare", a, b]) == 0
-    assert capsys.readouterr().out == "No difference: 1 tensors are identical\n"
+    assert capsys.readouterr().out == "No difference: 1 tensor is identical\n"
 
 
 def test_a_narrower_dtype_is_rounding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,10 @@
 """Every warning and every note has a name, which silences it and has its place in the docs."""
 
+import ast
 import re
 import warnings
+from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -87,3 +90,33 @@ def test_a_name_that_no_message_has_is_an_error_with_the_nearest() -> None:
     with pytest.raises(TypeError, match="ignore= takes names of messages, not int: 3"):
         Advanced(ignore=3)  # type: ignore[arg-type]
     assert Advanced(ignore="stale-graph").ignore == ("stale-graph",)  # of a framework not loaded
+
+
+def _texts(path: Path) -> Iterator[str]:
+    """Walk the texts of a file that a user may read: no docstrings, no code."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    inside: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            inside.add(id(node.value))
+        elif isinstance(node, ast.JoinedStr):
+            inside.update(map(id, ast.walk(node)))
+            yield ast.unparse(node)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield from [node.value] if id(node) not in inside else []
+
+
+def test_a_text_that_names_an_option_of_advanced_writes_it_as_it_must_be_typed() -> None:
+    names = "|".join(field.name for field in fields(Advanced))
+    bare = re.compile(rf"(?<![\w.{{])(?:{names})=(?!=)")
+    root = Path(anynan.__file__).parent
+    paths = [*root.glob("*.py"), *root.glob("_*/**/*.py"), *root.glob("[a-z]*/**/*.py")]
+    found = [
+        f"{path.relative_to(root)}: {text[max(match.start() - 30, 0) : match.end() + 30]}"
+        for path in paths
+        for text in _texts(path)
+        for match in bare.finditer(text)
+        if "Advanced(" not in text[: match.start()]
+    ]
+    assert len(paths) > 200
+    assert found == []

@@ -113,7 +113,9 @@ def test_skipped_steps_are_counted_in_the_same_line() -> None:
     model = Model(Layer("first", LOG))
     tracker = track(model, model=model, action="raise", advanced=anynan.Advanced(patience=3))
     texts = [str(w.message) for w in caught(lambda: tracker(np.array([-1.0])), 3)]
-    assert texts[0].endswith("skipped 1 of 3 bad steps in a row that patience= allows [patience]")
+    assert texts[0].endswith(
+        "skipped 1 of 3 bad steps in a row that Advanced(patience=3) allows [patience]"
+    )
     assert texts[2].endswith("; 3 times since step 0; skipped 3 of 3 bad steps in a row that "
-                             "patience= allows [patience]")  # fmt: skip
+                             "Advanced(patience=3) allows [patience]")  # fmt: skip
     assert "\n" not in texts[2]

@@ -18,7 +18,7 @@ PATTERN_UNMATCHED = Message(
 )
 SCALAR_DEFERRED = Message(
     "scalar-deferred",
-    "the arguments of this call were not kept (read= waits for several calls), so only the "
+    "the arguments of this call were not kept (Advanced(read=n) waits for n calls), so only the "
     "extremes of operands are known",
 )
 ARGUMENTS_OVERWRITTEN = Message(

@@ -25,8 +25,8 @@ NO_UPDATE = (
     "action='warn', 'record' or a function of the Event"
 )
 NO_WEIGHTS = (
-    "parameters=True has nothing to read: array code does not say which arrays are weights; pass "
-    "them as arguments, and they are read in every call"
+    "Advanced(parameters=True) has nothing to read: array code does not say which arrays are "
+    "weights; pass them as arguments, and they are read in every call"
 )
 
 
@@ -132,7 +132,7 @@ def array_options(options: Mapping[str, Any]) -> Options:
         raise ValueError(NO_UPDATE.format("action='skip'"))
     each = flat(options)
     if each.get("patience"):
-        raise ValueError(NO_UPDATE.format(f"patience={each['patience']}"))
+        raise ValueError(NO_UPDATE.format(f"Advanced(patience={each['patience']})"))
     if each.get("parameters"):
         raise ValueError(NO_WEIGHTS)
     by_scope = [name for name in ("layers", "exclude") if options.get(name) is not None]
@@ -143,8 +143,8 @@ def array_options(options: Mapping[str, Any]) -> Options:
     chosen = Options.checked({**default, **options}, FOR_ARRAYS, "array code")
     if chosen.extra:
         msg = (
-            f"stats={chosen.extra[0]!r} is not read from array code; absmax, min and max are, "
-            "and anynan.summarize gives the rest"
+            f"Advanced(stats={chosen.extra[0]!r}) is not read from array code; absmax, min and max "
+            "are, and anynan.summarize gives the rest"
         )
         raise ValueError(msg)
     return chosen

@@ -59,8 +59,8 @@ def checked(options: Mapping[str, Any], known: Iterable[str]) -> Options:
     """
     if flat(options).get("read") == "immediate":
         msg = (
-            "read='immediate' is not there for JAX: a compiled step is read when it has ended; "
-            "choose auto or end, or a number n to read every n steps"
+            "Advanced(read='immediate') is not there for JAX: a compiled step is read when it has "
+            "ended; choose auto or end, or a number n to read every n steps"
         )
         raise ValueError(msg)
     return Options.checked(options, known, "JAX")

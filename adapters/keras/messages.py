@@ -10,7 +10,7 @@ TRACED_ELSEWHERE = Message(
 PLAIN_CALLS = Message(
     "plain-calls",
     "a plain call of a model on JAX reads only inputs and layers: level='operation' and "
-    "parameters=True work in fit, evaluate and predict",
+    "Advanced(parameters=True) work in fit, evaluate and predict",
 )
 RUNS_COMPILED = Message(
     "runs-compiled",

@@ -57,7 +57,7 @@ def track(target: Any = ..., **options: Unpack[TrackOptions]) -> Any:
     """
     chosen = Options.checked(options, FOR_TRAINING, "MLX")
     if chosen.extra:
-        msg = f"stats={chosen.stats!r}: for MLX there are only absmax, min and max so far"
+        msg = f"Advanced(stats={chosen.stats!r}): for MLX there are only absmax, min and max so far"
         raise ValueError(msg)
     if target is ...:
         return functools.partial(start, options=chosen)

@@ -78,7 +78,8 @@ def checked(options: Mapping[str, Any]) -> Options:
     """
     found = Options.checked(options, FOR_TRAINING, "TensorFlow")
     if found.extra:
-        msg = f"stats={found.stats!r}: for TensorFlow there are only {', '.join(FREE)} so far"
+        only = ", ".join(FREE)
+        msg = f"Advanced(stats={found.stats!r}): for TensorFlow there are only {only} so far"
         raise ValueError(msg)
     return found
 

@@ -23,7 +23,7 @@ COMPILED_OUTPUT_UNREAD = Message(
 )
 COMPILED_STATS = Message(
     "compiled-stats",
-    "compiled code measures only min, max and absmax, not stats={stats}",
+    "compiled code measures only min, max and absmax, not Advanced(stats={stats})",
 )
 COMPILED_LAYERS_ADDED = Message(
     "compiled-layers-added",
@@ -89,6 +89,6 @@ REPLAY_UPDATED = Message(
 )
 REPLAY_FROM_ONES = Message(
     "replay-from-ones",
-    "the gradient that came into the model was larger than keep= allows, so the second "
-    "backward pass started from ones",
+    "the gradient that came into the model was larger than "
+    "Advanced(keep=...) allows, so the second backward pass started from ones",
 )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from anynan._cli.report import says
 from anynan._cli.statuses import BAD, FINE, UNREADABLE
+from anynan._diagnosis.rules.evidence import plural
 
 if TYPE_CHECKING:
     from anynan._compare.checkpoints import Weights
@@ -81,7 +82,7 @@ def _told(rows: "Sequence[Weights]", limit: float) -> int:
         first = beyond[0]
         explains = f"{_ratio(first.ratio)} what rounding to {_coarser(first)} explains"
         print(
-            f"{len(beyond)} of {len(compared)} tensors differ; first {first.name}: "
+            f"{len(beyond)} of {plural(len(compared), 'tensor')} differ; first {first.name}: "
             f"{first.note or explains}"
         )
         width = max(len(row.name) for row in beyond[:SHOWN])
@@ -90,7 +91,8 @@ def _told(rows: "Sequence[Weights]", limit: float) -> int:
     elif compared:
         worst = max(map(_size, compared))
         same = "identical" if not worst else f"within {_ratio(worst)} what rounding explains"
-        print(f"No difference: {len(compared)} tensors are {same}")
+        verb = "is" if len(compared) == 1 else "are"
+        print(f"No difference: {plural(len(compared), 'tensor')} {verb} {same}")
     else:
         print("Nothing could be compared: no tensor is in both")
     _list([f"{row.name}: {row.note}" for row in alone], " that only one of them has")

@@ -2,6 +2,7 @@
 
 from rich.console import Console
 
+from anynan._diagnosis.rules.evidence import plural
 from anynan._reports.report import render_rich
 from anynan._runs.narrower import ONLY
 from anynan._runs.overview import tightest
@@ -32,7 +33,8 @@ def found(console: Console, error: NonFiniteError, *, expected: bool) -> int:
 
 def missed(console: Console, steps: int) -> int:
     """Say that the bug did not show; the demo's exit code is 1."""
-    console.print(f"No reading went bad in {steps} steps: this bug needs more of them (--steps).")
+    many = plural(steps, "step")
+    console.print(f"No reading went bad in {many}: this bug needs more of them (--steps).")
     return 1
 
 
@@ -51,7 +53,7 @@ def trained(
     """
     seen = {reading.layer for reading in tracker.history if reading.layer}
     many = f" {len(seen)} {parts}," if seen else ""
-    text = f"{len(losses)} steps,{many} no reading went bad"
+    text = f"{plural(len(losses), 'step')},{many} no reading went bad"
     for layer, reading in list(tightest(tracker.history).items())[:1]:
         where = layer or f"the whole {'model' if parts == 'layers' else 'function'}"
         text += f"; tightest headroom {reading.headroom:.1f} bits at {where} ({ONLY})"

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from anynan._diagnosis.rules.evidence import plural
 from anynan._readings.readings import Reading
 from anynan._runs.run import Run
 
@@ -45,10 +46,12 @@ class Apart:
             "a history holds the ends or the norm of each array: only gross "
             "differences show; anynan.compare(a, b, batch) looks closer"
         )
-        missing = f"; {self.missing} readings only one of them has" if self.missing else ""
+        missing = (
+            f"; {plural(self.missing, 'reading')} only one of them has" if self.missing else ""
+        )
         if self.step is None:
             said = (
-                f"No gross difference in {self.steps} steps: the largest is "
+                f"No gross difference in {plural(self.steps, 'step')}: the largest is "
                 f"{100 * self.before:.2g} %{missing}"
             )
         else:

@@ -12,6 +12,7 @@ from anynan._diagnosis.evidence import Evidence
 from anynan._diagnosis.lineage import Lineage, OpRecord, Replay, trace
 from anynan._diagnosis.rules.repair import Repair
 from anynan._diagnosis.rules.situation import Situation
+from anynan._diagnosis.vocabulary import OPERANDS
 from anynan._readings.monitor import Monitor
 from anynan._readings.policy import may_mask
 from anynan._readings.readings import Reading, Site
@@ -208,15 +209,23 @@ def operation(record: OpRecord | None) -> Operation | None:
     """Turn an adapter's record into the public form."""
     if record is None:
         return None
+    held = [item for item in record.operands if item.summary is not None]
+    words = OPERANDS.get(record.name, {})
+    # Frameworks have them in orders of their own.
+    if all(item.name in words for item in held):
+        held.sort(key=lambda item: list(words).index(item.name))
+    else:
+        words = {}
     return Operation(
         name=record.name,
         raw=record.raw,
-        inputs=tuple(item.summary for item in record.operands if item.summary is not None),
+        inputs=tuple(item.summary for item in held if item.summary is not None),
         output=record.output,
         source=record.source,
         layer=record.layer,
         phase="forward" if record.direct else record.phase,
         direct=record.direct,
+        operands=tuple(words[item.name] for item in held) if words else (),
     )
 
 

@@ -224,6 +224,14 @@ GROUPS: dict[str, tuple[Word, ...]] = {
     "Seen from outside": _OPAQUE,
 }
 WORDS: dict[str, Word] = {word.name: word for group in GROUPS.values() for word in group}
+# What records call the operands of an operation, in the order of its meaning, where frameworks
+# have orders of their own.
+OPERANDS: dict[str, dict[str, str]] = {
+    "linear": {
+        "input": "x", "mat1": "x", "mat2": "weight", "weight": "weight", "self": "bias",
+        "bias": "bias",
+    },
+}  # fmt: skip
 # Rules know these, and no framework that is watched today runs them under this name.
 WAITING: dict[str, str] = {
     "instance_norm": "every framework runs it as batch_norm, or as the arithmetic it is made of",

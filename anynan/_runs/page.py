@@ -7,7 +7,7 @@ from html import escape
 import numpy as np
 
 from anynan._base.escaping import name as printed
-from anynan._diagnosis.rules.evidence import magnitude
+from anynan._diagnosis.rules.evidence import magnitude, plural
 from anynan._reports.report import headline, render
 from anynan._runs.grid import BOTH, NAN, NEGINF, PANELS, POSINF, Grid, beside, grids
 from anynan._runs.narrower import ONLY
@@ -116,8 +116,8 @@ def _pictures(run: Record, panels: dict[str, Grid], event: Event | None) -> list
         parts.append(heat_map(name, PANELS[name][0], kept, origin, since))
         if len(kept.layers) < len(grid.layers):
             text = (
-                f"{len(grid.layers):,} layers in {len(kept.layers)} rows: a row is what came "
-                "nearest to overflow in it"
+                f"{len(grid.layers):,} layers in {plural(len(kept.layers), 'row')}: a row is what "
+                "came nearest to overflow in it"
             )
             parts.append(f'<p class="soft">{text}</p>')
     if any(len(drawn[name].layers) < len(grid.layers) for name, grid in panels.items()):
@@ -192,7 +192,7 @@ def _tables(panels: dict[str, Grid]) -> list[str]:
             rows.append("<tr>" + "".join(f"<td{c}>{escape(x)}</td>" for x, c in pairs) + "</tr>")
         heads = ("layer", "dtype", "least headroom, bits", "at step", "last magnitude", "bad")
         more, unfolded = len(grid.layers) - listed, " open" if len(grid.layers) <= 40 else ""
-        note = f'<p class="soft">and {more:,} more layers</p>' if more > 0 else ""
+        note = f'<p class="soft">and {plural(more, "more layer")}</p>' if more > 0 else ""
         head = "".join(f'<th scope="col">{head}</th>' for head in heads)
         parts.append(
             f"<details{unfolded}><summary>{PANELS[name][0]}</summary>"

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anynan._base.escaping import name as printed
+from anynan._diagnosis.rules.evidence import plural
 from anynan._runs.grid import BOTH, FIRST, NAN, NEGINF, POSINF, STEPS, TOP, UNREAD, ZERO, Grid
 
 WIDTH, HEIGHT = 6, 14  # of a cell; where there are few, they are wider
@@ -134,7 +135,8 @@ def heat_map(
         "height": HEIGHT,
     }
     data = json.dumps(said, separators=(",", ":")).replace("<", "\\u003c")
-    about = f"{title}: {rows} rows by {columns} columns of steps; the table below has the numbers"
+    size = f"{plural(rows, 'row')} by {plural(columns, 'column')} of steps"
+    about = f"{title}: {size}; the table below has the numbers"
     return (
         f'<figure data-grid="{name}"><h3>{escape(title)}</h3><div class="scroll">'
         f'<svg width="{width}" height="{height}" role="img" tabindex="0" '

@@ -14,7 +14,10 @@ INPUT_COMPUTED = Message(
     "this is no data as it was loaded: your code computed it, last by {operation}, before it gave "
     "it to {name}; {instead} names the operation that made it bad",
 )
-PATIENCE = Message("patience", "skipped {n} of {most} bad steps in a row that patience= allows")
+PATIENCE = Message(
+    "patience",
+    "skipped {n} of {most} bad steps in a row that Advanced(patience={most}) allows",
+)
 EXPECTED_HARM = Message(
     "expected-harm", "expected where it was made ({why}), but it did harm outside"
 )

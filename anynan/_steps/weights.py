@@ -40,11 +40,11 @@ class Weights:
         """Say why an update may have used a bad gradient, empty if none can have."""
         options = self._subject.options
         if not options.backward:
-            return "backward=False reads no gradient"
+            return "Advanced(backward=False) reads no gradient"
         if self.corrupted is not None:
             return (
-                f"the gradients of step {self.corrupted} were bad, which read={options.read} "
-                "saw only after the update"
+                f"the gradients of step {self.corrupted} were bad, which "
+                f"Advanced(read={options.read}) saw only after the update"
             )
         return ""
 

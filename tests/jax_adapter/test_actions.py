@@ -99,7 +99,10 @@ def test_what_a_donation_hides_is_said_with_the_way_out():
     tracked(*start(), BAD)
     (event,) = tracked.events
     assert event.operation is None
-    assert "keep_inputs=True keeps what is donated" in event.notes[0]
+    assert (
+        "track(..., advanced=anynan.Advanced(keep_inputs=True)) keeps what is donated"
+        in event.notes[0]
+    )
     tracked = anynan.jax.track(
         donating, action="record", advanced=anynan.Advanced(keep_inputs=True)
     )

@@ -469,3 +469,35 @@ def test_a_mask_of_missing_values_is_no_decision():
     end()
     assert not found.harms
     assert not any("test_watchall.py" in line for line in found.lines())
+
+
+def test_layers_of_linen_are_told_in_the_order_of_the_call_as_track_tells_them():
+    linen = pytest.importorskip("flax.linen")
+
+    class Block(linen.Module):
+        @linen.compact
+        def __call__(self, x):
+            return jnp.log(linen.Dense(3)(x) - 9)
+
+    class Net(linen.Module):
+        def setup(self):
+            self.zeta, self.alpha, self.block = linen.Dense(3), linen.Dense(3), Block()
+
+        def __call__(self, x):
+            return self.block(self.alpha(self.zeta(x)))
+
+    net, x = Net(), jnp.ones((2, 3))
+    params = net.init(jax.random.key(0), x)
+
+    def step(params, x):
+        return jax.grad(lambda p: net.apply(p, x).sum())(params)
+
+    tracked = anynan.jax.track(jax.jit(step), level="layer", action="record")
+    tracked(params, x)
+    end = watch_everything(Options(action="record", level="layer"), more := Found())
+    jax.jit(step)(params, x)
+    end()
+    (mine,), (theirs,) = tracked.events, more.events
+    names = ["zeta", "alpha", "block"]
+    assert [name for name, _ in mine.trail] == [name for name, _ in theirs.trail] == names
+    assert mine.layer == theirs.layer == "block"

@@ -78,7 +78,7 @@ def test_tracking_twice_is_refused():
         ({"exclude": "blok"}, "exclude='blok' matches no layer; did you mean 'block'"),
         (
             {"stats": ("mean",)},
-            "stats=('mean',): for TensorFlow there are only absmax, min, max so far",
+            "Advanced(stats=('mean',)): for TensorFlow there are only absmax, min, max so far",
         ),
     ],
 )

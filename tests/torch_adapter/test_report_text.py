@@ -172,3 +172,16 @@ def test_a_layer_that_was_given_bad_values_is_not_blamed(level: Any) -> None:
     assert event.cause.tag == "made_between_layers"
     assert "between spread and decoder.0" in event.cause.text
     assert str(caught.value).startswith("-Inf first appeared outside every layer")
+
+
+def test_the_operands_of_linear_have_their_names_in_the_order_in_which_it_is_written():
+    layer = nn.Linear(3, 2)
+    anynan.torch.track(layer)
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        layer(torch.full((4, 3), torch.nan))
+    operation = caught.value.event.operation
+    assert operation.operands == ("x", "weight", "bias")
+    assert [x.shape for x in operation.inputs] == [(4, 3), (3, 2), (2,)]
+    rows = [x.split()[1] for x in str(caught.value).splitlines() if x.startswith("  input ")]
+    assert rows == ["x:", "weight:", "bias:"]
+    assert anynan.Event.from_json(caught.value.event.to_json()).operation == operation

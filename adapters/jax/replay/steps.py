@@ -110,8 +110,8 @@ class Step:
             if found[i] is None:
                 msg = (
                     f"{self.program.leaves[i].name} was donated to the step, so the step cannot "
-                    "be run again: keep_inputs=True keeps what is donated, and the operation is "
-                    "named"
+                    "be run again: track(..., advanced=anynan.Advanced(keep_inputs=True)) keeps "
+                    "what is donated, and the operation is named"
                 )
                 raise ReplayError(msg)
         return found

@@ -437,7 +437,7 @@ class Session(BaseAdapter):
 
     def _refuse(self, program: Program) -> None:
         if self.options.updates is not None and not weights_of(program):
-            self.tracker.judge.say(NO_UPDATES(option="updates=", why=NO_WEIGHTS))
+            self.tracker.judge.say(NO_UPDATES(option="Advanced(updates=)", why=NO_WEIGHTS))
         found = (
             self.tracker.judge.subject.found
         )  # among much else: what has no state is warned about
@@ -456,7 +456,9 @@ class Session(BaseAdapter):
         if self.options.action == "skip":
             raise ValueError(SKIP_INSIDE(option="action='skip'"))
         if self.options.patience:
-            self.tracker.judge.say(SKIP_INSIDE(option=f"patience={self.options.patience}"))
+            self.tracker.judge.say(
+                SKIP_INSIDE(option=f"Advanced(patience={self.options.patience})")
+            )
 
     def told(self, points: list[ProbePoint], avals: list[Any], words: Any) -> None:
         """Judge readings that the caller's program sent because one of them is bad."""

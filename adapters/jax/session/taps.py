@@ -104,9 +104,10 @@ class Taps:
             if "forward-mode" not in str(error):
                 raise
             msg = (
-                "a tracked function with backward=True can be differentiated in reverse mode only "
-                "(grad, vjp); for jvp, jacfwd, hessian or linearize use track(fn, backward=False), "
-                "or track the function that takes the derivative"
+                "a tracked function whose gradients are watched can be differentiated in reverse "
+                "mode only (grad, vjp); for jvp, jacfwd, hessian or linearize use "
+                "track(fn, advanced=anynan.Advanced(backward=False)), or track the function that "
+                "takes the derivative"
             )
             raise TypeError(msg) from error
         return program.joined(outs)

@@ -124,7 +124,7 @@ class StressReport:
         return "\n".join(line for line in lines if line is not None)
 
     def __repr__(self) -> str:
-        return f"<StressReport of {self.target}: {len(self.findings)} findings>"
+        return f"<StressReport of {self.target}: {plural(len(self.findings), 'finding')}>"
 
 
 def _indented(text: str) -> Sequence[str]:

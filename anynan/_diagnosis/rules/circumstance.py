@@ -271,8 +271,9 @@ def _step_wording(s: Situation) -> Wording | None:
     return Wording(
         "the weight was finite before these updates and not after, though no gradient was "
         "bad: a step was probably too large for its dtype, or other code wrote it",
-        "lower the learning rate or clip the gradient norm; parameters=True finds the exact "
-        "step and its gradient",
+        "lower the learning rate or clip the gradient norm; "
+        "track(..., advanced=anynan.Advanced(parameters=True)) finds the exact step and its "
+        "gradient",
     )
 
 
@@ -421,13 +422,14 @@ OUTSIDE = (
         _bad_parameter,
         "a weight or buffer was bad before the computation that used it",
         "go back to a checkpoint from before, and track the whole training step (or set "
-        "parameters=True) to catch the write itself",
+        "advanced=anynan.Advanced(parameters=True)) to catch the write itself",
         phases=ANY,
         wording=lambda s: (
             Wording(
                 "{parameter} was bad before the computation that used it",
                 "go back to the weights of step {good} or earlier, and track the whole "
-                "training step (or set parameters=True) to catch the write itself",
+                "training step (or set advanced=anynan.Advanced(parameters=True)) to catch the "
+                "write itself",
             )
             if s.since is not None and s.since[0] >= 0
             else None

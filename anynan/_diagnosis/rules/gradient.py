@@ -198,7 +198,7 @@ def _determinant(s: Situation) -> str | None:
 
 def _product_at_zero(s: Situation) -> str | None:
     x = s.summary_of(*SELF)
-    return f"{group(x.zero)} zeros in the input" if x is not None and x.zero else None
+    return f"{plural(x.zero, 'zero')} in the input" if x is not None and x.zero else None
 
 
 def _too_steep(s: Situation) -> str | None:
