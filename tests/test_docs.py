@@ -140,7 +140,10 @@ def test_page(page: Path) -> None:
     keras = pytest.importorskip("keras")
     keras.utils.clear_session()  # it numbers layers from the first on
     keras.utils.set_random_seed(0)  # and the weights that pages draw are the same everywhere
-    blocks = examples(page.read_text(encoding="utf-8"))
+    text = page.read_text(encoding="utf-8")
+    if "import mlx" in text:
+        pytest.importorskip("mlx.core")
+    blocks = examples(text)
     for example, output in zip(blocks, outputs(blocks), strict=True):
         if example.shown is not None:
             assert _rough(output) == _rough(example.shown), f"{_name(page)}:{example.line}"

@@ -19,7 +19,7 @@ import pytest
 TESTS = Path(__file__).parent
 DURATIONS = TESTS / "durations.json"
 DOCS = TESTS.parent / "docs"
-FRAMEWORKS = ("jax", "keras", "tensorflow", "torch")
+FRAMEWORKS = ("jax", "keras", "mlx", "tensorflow", "torch")
 _SHOWN = 20
 
 

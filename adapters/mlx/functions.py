@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Callable, Iterator
-from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -45,10 +44,30 @@ def methods() -> Iterator[tuple[str, str]]:
     yield from ((form, form) for form in ("__neg__", "__abs__", "__getitem__"))
 
 
-def swapped(real: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a reflected operator that takes its operands in the order in which they are written."""
-    return partial(_swapped, real)
+class At:
+    """Stand for ``x.at`` where operations are shown.
+
+    Args:
+        run: Runs an operation under a name: ``run(raw, real, args, kwargs)``.
+        x: The array.
+    """
+
+    def __init__(self, run: Callable[..., Any], x: Any, index: Any = None) -> None:
+        self._run, self._x, self._index = run, x, index
+
+    def __getitem__(self, index: Any) -> "At":
+        return At(self._run, self._x, index)
+
+    def __getattr__(self, name: str) -> Any:
+        real, index = getattr(mx.ArrayAt, name), self._index
+
+        def update(value: Any) -> Any:
+            def made(x: Any, y: Any) -> Any:
+                return real(_AT(x)[index], y)
+
+            return self._run(f"at.{name}", made, (self._x, value), {})
+
+        return update
 
 
-def _swapped(real: Callable[..., Any], a: Any, b: Any) -> Any:
-    return real(b, a)
+_AT = vars(mx.array)["at"].__get__

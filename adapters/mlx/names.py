@@ -58,7 +58,6 @@ _AXES = frozenset(
         "median", "squeeze",
     }
 )  # fmt: skip
-_TAKES_CORRECTION = frozenset({"var", "std"})
 
 
 def canonical(name: str) -> str:
@@ -72,6 +71,8 @@ def canonical(name: str) -> str:
     bare = name.rpartition(".")[2]
     if name.startswith("random."):
         return "random"
+    if name.startswith("at."):
+        return "scatter_add" if bare in ("add", "subtract") else "scatter_reduce"
     if bare.startswith("conv") and bare[-1] == "d":
         return "convolution"
     return _WORDS.get(bare) or names.canonical(name)
@@ -110,8 +111,6 @@ def operands(
     word = canonical(name)
     args, kwargs = split(name, args, kwargs)
     found = names.params(word, args, kwargs)
-    if word in _TAKES_CORRECTION:
-        found["correction"] = kwargs.get("ddof", 0)
     if word == "linear" and len(args) == 3:  # bias, x, weight
         args = (args[1], args[2], args[0])
     if word == "getitem":

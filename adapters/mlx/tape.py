@@ -21,7 +21,7 @@ from anynan._base.sources import user_source
 from anynan._diagnosis.records import KEPT
 from anynan._trace.op import Key, LinkedOp, RerunError
 from anynan.events import Phase, Source
-from anynan.mlx.functions import functions, holders, methods, swapped
+from anynan.mlx.functions import At, functions, holders, methods
 from anynan.mlx.messages import INSIDE_UNSEEN
 from anynan.mlx.names import FLAT, PROPERTIES, WRITING, canonical, operands, reflected
 from anynan.mlx.reading import EVALUATE, is_float
@@ -147,6 +147,9 @@ class Tape:
             for name in PROPERTIES:
                 real = vars(mx.array)[name].__get__
                 patches.put(mx.array, name, property(self._stand(name, real)))
+            at = vars(mx.array)["at"].__get__
+            put = property(lambda x: at(x) if self._off() else At(self.run, x))
+            patches.put(mx.array, "at", put)
             for name in WRITING:
                 patches.put(mx.array, name, self._writes(name, getattr(mx.array, name)))
             mx.disable_compile()
@@ -169,7 +172,7 @@ class Tape:
         return self._busy or get_ident() != self._thread
 
     def _stand(self, raw: str, real: Run, *, swap: bool = False) -> Run:
-        shown = swapped(real) if swap else real
+        shown = (lambda a, b: real(b, a)) if swap else real
 
         def function(*args: Any, **kwargs: Any) -> Any:
             if self._off():

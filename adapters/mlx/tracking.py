@@ -43,7 +43,7 @@ def track(target: Any = ..., **options: Unpack[TrackOptions]) -> Any:
         TypeError: If the target is neither a module nor a function, or an option is of the wrong
             type or unknown.
         ValueError: If the target is tracked already, a pattern matches no layer, or an option has
-            an impossible value.
+            an impossible value, or is not there for MLX yet.
         NonFiniteError: If a weight is bad already.
 
     Example:
@@ -58,6 +58,9 @@ def track(target: Any = ..., **options: Unpack[TrackOptions]) -> Any:
     chosen = Options.checked(options, FOR_TRAINING, "MLX")
     if chosen.extra:
         msg = f"Advanced(stats={chosen.stats!r}): for MLX there are only absmax, min and max so far"
+        raise ValueError(msg)
+    if chosen.save is not None:
+        msg = "save= is not there for MLX yet: no script can be written of its operations"
         raise ValueError(msg)
     if target is ...:
         return functools.partial(start, options=chosen)

@@ -192,6 +192,15 @@ def test_a_write_in_place_is_found_as_it_was_by_the_second_run() -> None:
     assert x.tolist() == [1.0, 1.0]
 
 
+def test_an_update_at_indices_hands_on_what_it_was_given() -> None:
+    def step(x: Any) -> Any:
+        return mx.zeros(3).at[mx.array([0, 1])].add(mx.log(x)).sum()
+
+    with anynan.mlx.track(mx.value_and_grad(step)) as tracked:
+        event = failure(tracked, mx.array([1.0, 0.0]))
+    assert event.operation is not None and event.operation.name == "log"
+
+
 def test_a_bad_weight_is_named_as_tracking_begins() -> None:
     net = Net()
     net.first.bias = mx.array([np.nan, 0.0])
@@ -233,7 +242,9 @@ def test_a_tracker_keeps_no_model_alive() -> None:
     tracker.remove()
 
 
-@pytest.mark.parametrize("options", [{"stats": "mean"}, {"read": "end"}, {"keep": 3}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"stats": "mean"}, {"read": "end"}, {"keep": 3}, {"save": "x"}], ids=str
+)
 def test_an_option_that_is_not_there_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises((TypeError, ValueError), match=next(iter(options))):
         anynan.mlx.track(lambda x: x, **split(options))
