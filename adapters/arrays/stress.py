@@ -48,9 +48,9 @@ class ArrayLab(Lab):
         """Run a program once."""
         return observe(program, tuple(xs), {}, watch)
 
-    def track(self, program: Callable[..., Any]) -> Tracker:
+    def track(self, program: Callable[..., Any], level: Any) -> Tracker:
         """Track it as always."""
-        tracker: Tracker = track(program, action="record")
+        tracker: Tracker = track(program, action="record", level=level)
         return tracker
 
     def kept(self, program: Callable[..., Any]) -> AbstractContextManager[object]:

@@ -46,9 +46,11 @@ class TorchLab(Lab):
         with Sight(target) as sight:
             found = sight.run(args, {}, None, passes.append)
         self.trains = bool(passes)
+        self._held, written = self._sorted(sight)
         if not passes and _roots(found.value):
             self.target = _differentiated(target)
-        self._held = self._steady(sight)
+        elif not passes and found.value is None:
+            self.target = _leaving(target, written)
 
     # Arrays.
 
@@ -72,21 +74,28 @@ class TorchLab(Lab):
         """Say where its code reaches tensors that it leaves alone."""
         return self._held
 
-    def _steady(self, sight: Sight) -> list[Holder]:
-        """Choose what a run does not change.
+    def _sorted(self, sight: Sight) -> tuple[list[Holder], list[Holder]]:
+        """Tell the tensors that a run leaves alone from those that it makes or writes to.
 
-        Where that is nothing, and no run takes a gradient, it works on its own leaves.
+        Where all are written, and no run takes a gradient, it works on leaves of its own.
         """
-        holders = _data(self.target)
         with sight.kept(self.args, {}, []):
-            before = [(holder, x := holder.get(), version(x)) for holder in holders]
+            before = {h.name: (x := h.get(), version(x)) for h in _data(self.target)}
             try:
                 self.target(*self.args)
             except Exception:  # noqa: BLE001  the first run of the hunt tells of it
-                return []
-            known = [h for h, x, count in before if h.get() is x and version(x) == count]
-        known = [holder for holder in known if not holder.get().requires_grad]
-        return known if known or self.args or self.trains else holders
+                return [], []
+            now = [(holder, holder.get()) for holder in _data(self.target)]
+            same = [
+                h for h, x in now
+                if h.name in before and before[h.name][0] is x and before[h.name][1] == version(x)
+            ]  # fmt: skip
+        written = [holder for holder, _ in now if holder not in same]
+        data = [holder for holder in same if not holder.get().requires_grad]
+        if not (data or self.args or self.trains):
+            leaves = {name for name, (x, _) in before.items() if x.is_leaf and x.requires_grad}
+            data = [holder for holder, _ in now if holder.name in leaves]
+        return data, written
 
     # Runs.
 
@@ -100,9 +109,9 @@ class TorchLab(Lab):
         with self._seen(program) as sight:
             return sight.run(tuple(xs), {}, watch)
 
-    def track(self, program: Callable[..., Any]) -> Tracker:
+    def track(self, program: Callable[..., Any], level: Any) -> Tracker:
         """Track it as always."""
-        tracker: Tracker = track(program, action="record")
+        tracker: Tracker = track(program, action="record", level=level)
         return tracker
 
     def kept(self, program: Callable[..., Any]) -> AbstractContextManager[object]:
@@ -202,6 +211,17 @@ def _differentiated(target: Callable[..., Any]) -> Callable[..., Any]:
             torch.autograd.backward(roots, [torch.ones_like(x) for x in roots])
         given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
         return out, [x.grad for x in given if x.is_leaf and x.grad is not None]
+
+    step.__name__ = getattr(target, "__name__", type(target).__name__)
+    return step
+
+
+def _leaving(target: Callable[..., Any], written: Sequence[Holder]) -> Callable[..., Any]:
+    """Return what a step that returns nothing leaves behind: something may read it there."""
+
+    def step(*args: Any) -> Any:
+        target(*args)
+        return {holder.name: holder.get() for holder in written}
 
     step.__name__ = getattr(target, "__name__", type(target).__name__)
     return step

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from anynan._base.about import FOLDERS, __version__
-from anynan._cli import compare, doctor, precision, replay, report, run, scan
+from anynan._cli import compare, doctor, precision, replay, report, run, scan, stress
 
 USAGE = 2  # the exit status of a command that could not begin
 
@@ -109,6 +109,7 @@ def _parser() -> argparse.ArgumentParser:
     replay.add(commands)
     compare.add(commands)
     precision.add(commands)
+    stress.add(commands)
     doctor.add(commands)
     return parser
 

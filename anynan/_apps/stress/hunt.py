@@ -208,8 +208,18 @@ class Hunt:
         return True
 
     def _event(self, arrays: Sequence[Array]) -> Event | None:
+        """Track a run on inputs; by operation, where what goes bad leads nowhere."""
+        for level in ("step", "operation"):
+            events = self._events(arrays, level)
+            if any(event.phase == "input" for event in events):
+                return None
+            if events:
+                return events[0]
+        return None
+
+    def _events(self, arrays: Sequence[Array], level: str) -> list[Event]:
         with self.lab.kept(self._program.call), self._mode[1]():
-            tracker = self.lab.track(self._program.call)
+            tracker = self.lab.track(self._program.call, level)
             try:
                 tracker(*self._made(arrays))
                 tracker.flush()
@@ -217,10 +227,7 @@ class Hunt:
                 pass
             finally:
                 tracker.remove()
-            events = [event for event in tracker.events if event.severity == "bad"]
-        if any(event.phase == "input" for event in events):
-            return None
-        return events[0] if events else None
+        return [event for event in tracker.events if event.severity == "bad"]
 
     # Attacks.
 

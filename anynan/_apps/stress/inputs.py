@@ -78,6 +78,10 @@ class Input:
         return float(np.nan_to_num(moved, nan=np.inf).max())
 
 
+class EndedByItselfError(Exception):
+    """Stand for the end of a program that ends itself on an input."""
+
+
 class Program:
     """Call a target with arrays in the places of those of its example.
 
@@ -114,6 +118,8 @@ class Program:
                 for holder, x in zip(held, arrays[many:], strict=True):
                     holder.set(x)
                 return target(*values)
+            except SystemExit as error:  # it ends itself
+                raise EndedByItselfError from error
             finally:
                 for holder, x in zip(held, before, strict=True):
                     holder.set(x)

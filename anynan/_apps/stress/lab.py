@@ -110,7 +110,7 @@ class Lab(ABC):
         """Run a program once, and leave no trace."""
 
     @abstractmethod
-    def track(self, program: Callable[..., Any]) -> Tracker:
+    def track(self, program: Callable[..., Any], level: str) -> Tracker:
         """Track a program as always, to record events."""
 
     def held(self) -> list[Holder]:

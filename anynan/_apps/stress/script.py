@@ -1,0 +1,176 @@
+"""The training loop of a script, as a step that can be run again and again."""
+
+import ast
+from collections.abc import Callable, Iterator
+from typing import Any
+
+STEP, HUNT, ENDED = "__anynan_step__", "__anynan_hunt__", "__anynan_ended__"
+_LOOPS = (ast.For, ast.While)
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
+_INNER = (*_SCOPES, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+# A call of these is what makes a loop a training.
+_TRAINING = frozenset({"backward", "apply_gradients", "train_on_batch", "step"})
+
+
+class NoLoopError(Exception):
+    """Raise where a script has no loop whose body can be a step."""
+
+
+def stepped(source: str, path: str) -> tuple[Any, int]:
+    """Make a function of the body of a script's training loop, and have it handed to a hunt.
+
+    The loop that is meant is the innermost whose body trains; where none does, the last loop
+    outside of every function. When the script comes to it, its body becomes a function over
+    the very same names, which is given to what the script's globals hold under ``HUNT``.
+
+    Args:
+        source: The script's text.
+        path: Its path, which reports quote.
+
+    Returns:
+        Its code, and the line of the loop.
+
+    Raises:
+        NoLoopError: If there is no such loop.
+        SyntaxError: If it is no Python.
+    """
+    tree = ast.parse(source, path)
+    found = list(_loops(tree, None))
+    trains = [item for item in found if _trains(item[0])]
+    inner = [item for item in trains if not any(_trains(x) for x in _within(item[0]))]
+    chosen = inner[0] if inner else next((x for x in reversed(found) if x[1] is None), None)
+    if chosen is None:
+        msg = "it has no training loop: give a function, as module:step"
+        raise NoLoopError(msg)
+    loop, function = chosen
+    _replace(loop, function)
+    return compile(ast.fix_missing_locations(tree), path, "exec"), loop.lineno
+
+
+def _loops(node: ast.AST, function: Any) -> Iterator[tuple[Any, Any]]:
+    """Walk the loops of a script, each with the function that it is in."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, _LOOPS):
+            yield child, function
+        inside = child if isinstance(child, ast.FunctionDef) else function
+        if not isinstance(child, ast.AsyncFunctionDef | ast.Lambda):
+            yield from _loops(child, inside)
+
+
+def _within(loop: ast.AST) -> Iterator[ast.AST]:
+    return (node for node in ast.walk(loop) if node is not loop and isinstance(node, _LOOPS))
+
+
+def _trains(loop: ast.AST) -> bool:
+    calls = (node.func for node in ast.walk(loop) if isinstance(node, ast.Call))
+    names = {f.attr if isinstance(f, ast.Attribute) else getattr(f, "id", "") for f in calls}
+    return "backward" in names or bool(names & _TRAINING)
+
+
+def _replace(loop: Any, function: Any) -> None:
+    names = sorted(set(_assigned(loop.body)))
+    outer = set(_declared(function)) if function is not None else set()
+    shared = [name for name in names if name in outer]
+    own = [name for name in names if name not in outer]
+    scopes: list[ast.stmt] = [ast.Global(shared)] if shared else []
+    if own:
+        scopes.append(ast.Global(own) if function is None else ast.Nonlocal(own))
+    body = [*scopes, *(_Ends().visit(item) for item in loop.body)]
+    step = ast.parse(f"def {STEP}(): pass").body[0]
+    assert isinstance(step, ast.FunctionDef)
+    step.body = body
+    call = ast.parse(f"{HUNT}({STEP})").body[0]
+    for node in (step, call):
+        ast.copy_location(node, loop.body[0])
+    loop.body = [step, call]
+    if function is not None and own:
+        # They are names of the function's, though its loop binds none of them any more.
+        bound = ast.parse("if 0:\n " + " = ".join([*own, "None"])).body[0]
+        at = isinstance(function.body[0], ast.Expr) and len(function.body) > 1
+        function.body.insert(int(at), ast.copy_location(bound, function.body[0]))
+
+
+class _Ends(ast.NodeTransformer):
+    """Have ``break``, ``continue`` and ``return`` of a loop's body end the step."""
+
+    def visit(self, node: ast.AST) -> Any:
+        """Change what ends the loop's body; what ends an inner loop stays."""
+        if isinstance(node, ast.Break | ast.Continue | ast.Return):
+            return ast.copy_location(ast.Return(None), node)
+        if isinstance(node, _SCOPES):
+            return node
+        if isinstance(node, _LOOPS):
+            return _Returns().visit(node)
+        return self.generic_visit(node)
+
+
+class _Returns(ast.NodeTransformer):
+    """Have a ``return`` inside of an inner loop end the step."""
+
+    def visit(self, node: ast.AST) -> Any:
+        """Change it."""
+        if isinstance(node, ast.Return):
+            return ast.copy_location(ast.Return(None), node)
+        return node if isinstance(node, _SCOPES) else self.generic_visit(node)
+
+
+def _assigned(body: list[ast.stmt]) -> Iterator[str]:
+    """Name what statements bind in their own scope."""
+    todo: list[ast.AST] = list(body)
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            yield node.id
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            yield from ((item.asname or item.name).partition(".")[0] for item in node.names)
+        elif isinstance(node, ast.ExceptHandler) and node.name:
+            yield node.name
+        if not isinstance(node, _INNER):
+            todo += ast.iter_child_nodes(node)
+
+
+def _declared(function: ast.FunctionDef) -> Iterator[str]:
+    for node in ast.walk(function):
+        if isinstance(node, ast.Global):
+            yield from node.names
+
+
+class Ended(BaseException):
+    """End a script once its loop was hunted in."""
+
+
+def hunt_in(
+    path: str, hunt: Callable[[Callable[[], Any]], Any], run: Callable[[Any, dict[str, Any]], None]
+) -> Any:
+    """Run a script up to its training loop, and hunt with the loop's body.
+
+    Args:
+        path: The script.
+        hunt: Is given the body.
+        run: Runs the script's code in a namespace that it completes.
+
+    Returns:
+        What ``hunt`` returns.
+
+    Raises:
+        NoLoopError: If there is no such loop, or the script does not come to it.
+        OSError: If the script cannot be read.
+    """
+    with open(path, encoding="utf-8") as file:
+        code, line = stepped(file.read(), path)
+    found: list[Any] = []
+
+    def reached(step: Any) -> None:
+        step.__code__ = step.__code__.replace(co_name="step", co_qualname="step")
+        step.__name__ = "step"
+        found.append(hunt(step))
+        raise Ended
+
+    try:
+        run(code, {HUNT: reached})
+    except Ended:
+        return found[0]
+    msg = f"the script ended before its loop at line {line} ran"
+    raise NoLoopError(msg)

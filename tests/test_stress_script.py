@@ -1,0 +1,102 @@
+"""The training loop of a script is hunted in as a step."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from anynan._apps.stress.script import HUNT, NoLoopError, hunt_in, stepped
+
+LOOP = """
+import sys
+count, rows = 0, [1, 2]
+
+def backward(x):
+    return x
+
+def train(data):
+    "Train."
+    global count
+    total = 0
+    for epoch in range(3):
+        for x in data:
+            if x > 5:
+                continue
+            total = total + backward(x)
+            count = count + 1
+            for _ in data:
+                break
+            else:
+                return "never"
+            y = total
+    return total, y
+"""
+
+
+def _run(source: str, call: str, hunt: Any) -> dict[str, Any]:
+    code, _ = stepped(source, "train.py")
+    scope: dict[str, Any] = {HUNT: hunt, "__name__": "__main__"}
+    exec(code, scope)
+    exec(call, scope)
+    return scope
+
+
+def test_the_body_of_a_loop_works_on_the_very_names_of_its_function() -> None:
+    scope = _run(LOOP, "out = train([1, 9, 2])", lambda step: step())
+    plain: dict[str, Any] = {}
+    exec(LOOP + "\nout = train([1, 9, 2])", plain)
+    assert (scope["out"], scope["count"]) == (plain["out"], plain["count"]) == ((9, 9), 6)
+
+
+def test_a_loop_of_the_script_itself_works_on_its_globals() -> None:
+    source = "total = 0\nfor x in (1, 2):\n    loss = x\n    total += loss\n    [i for i in (1,)]\n"
+    scope = _run(source, "", lambda step: step())
+    assert (scope["total"], scope["loss"], scope["x"]) == (3, 2, 2)
+    assert "i" not in scope
+
+
+def test_lines_are_those_of_the_script() -> None:
+    with pytest.raises(ZeroDivisionError) as caught:
+        _run("for _ in (1,):\n    backward = None\n    x = 1 / 0\n", "", lambda step: step())
+    assert caught.traceback[-1].lineno == 2
+
+
+def test_the_innermost_loop_that_trains_is_meant() -> None:
+    source = "for e in ():\n  for x in ():\n    loss.backward()\n  for y in ():\n    print(y)\n"
+    assert stepped(source, "train.py")[1] == 2
+    assert stepped("for x in ():\n  pass\nfor y in ():\n  print(y)\n", "train.py")[1] == 3
+
+
+def test_a_script_without_a_loop_is_refused(tmp_path: Path) -> None:
+    script = tmp_path / "plain.py"
+    script.write_text("print(1)\n")
+    with pytest.raises(NoLoopError, match="it has no training loop"):
+        hunt_in(str(script), lambda step: step, lambda code, scope: exec(code, scope))
+    script.write_text("for x in ():\n    print(1)\n")
+    with pytest.raises(NoLoopError, match="ended before its loop at line 1 ran"):
+        hunt_in(str(script), lambda step: step, lambda code, scope: exec(code, scope))
+
+
+def _command(*words: str, at: Path) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "anynan", "stress", *words],
+        cwd=at, capture_output=True, encoding="utf-8", check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.tier(2)
+def test_the_command_hunts_with_a_function(tmp_path: Path) -> None:
+    (tmp_path / "losses.py").write_text(
+        "import numpy as np\n"
+        "def shares(x):\n    return x / x.sum(axis=1, keepdims=True)\n"
+        "def batch():\n    return (np.array([[0.0, 1.0], [2.0, 3.0]]),)\n"
+    )
+    done = _command("--example", "losses:batch", "losses:shares", at=tmp_path)
+    assert done.returncode == 1, done.stderr
+    assert done.stdout.startswith("stress of shares: ")
+    assert "1. x: a row of zeros (inside the example's range" in done.stdout
+    wrong = _command("losses", at=tmp_path)
+    assert wrong.returncode == 2
+    assert "give a script that ends in .py, or module:function" in wrong.stderr
