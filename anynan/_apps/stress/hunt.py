@@ -358,8 +358,7 @@ class Hunt:
         if watch.bad is not None:
             self._report.tried += 1
             return self._investigate(example, _AS_IT_IS, watch.bad)
-        found = {key[:2] for key in self._found}
-        self._seek([site for site in watch.margins if site.key not in found])
+        self._seek([site for site in watch.margins if site.key not in self._found])
         return False
 
 

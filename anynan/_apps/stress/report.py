@@ -47,11 +47,11 @@ class Finding:
     @property
     def key(self) -> tuple[Any, ...]:
         """Say what makes two findings the same."""
-        operation, cause = self.event.operation, self.event.cause
+        operation = self.event.operation
         source = None if operation is None else operation.source
         where = place(source, self.event.layer)
         name = self.event.phase if operation is None else operation.name
-        return (name, where, None if cause is None else cause.tag)
+        return (name, where)
 
     def add(self, *words: str) -> None:
         """Note what else led to the same."""
