@@ -115,7 +115,12 @@ def _as_html(thing: Any) -> str:
     return html
 
 
-_shown.as_html = _as_html
+def _as_text(event: Any) -> str:
+    text: str = importlib.import_module("anynan._reports.report").render(event)
+    return text
+
+
+_shown.as_html, _shown.as_text = _as_html, _as_text
 
 
 def load_ipython_extension(shell: Any) -> None:

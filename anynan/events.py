@@ -3,6 +3,7 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from anynan._base import shown
 from anynan._base.shown import Shown
 from anynan._base.summary import Summary
 
@@ -139,7 +140,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Event(Shown):
-    """Hold everything known of one anomaly.
+    """Hold everything known of one anomaly; ``str(event)`` is its report.
 
     Attributes:
         backend: Which adapter saw it (``torch``), or the array library of a direct check.
@@ -212,6 +213,10 @@ class Event(Shown):
     tried: Trial | None = None
     others: tuple["Event", ...] = ()
     times: int = 1
+
+    def __str__(self) -> str:
+        """Return the report, as a tracker prints it."""
+        return shown.as_text(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the event as plain JSON values; non-finite numbers become strings."""

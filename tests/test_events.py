@@ -7,6 +7,7 @@ import pickle
 from dataclasses import FrozenInstanceError, fields, replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -202,6 +203,19 @@ def test_an_event_cannot_be_changed() -> None:
 def test_an_event_has_no_room_for_more() -> None:
     with pytest.raises((FrozenInstanceError, AttributeError, TypeError)):
         full().note = "x"  # type: ignore[attr-defined]
+
+
+def test_an_event_prints_as_the_report_that_its_tracker_prints(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with np.errstate(invalid="ignore"), pytest.raises(NonFiniteError) as caught:
+        anynan.track(np.log, level="layer")(-np.ones(2))
+    event = caught.value.event
+    print(event)
+    assert capsys.readouterr().out == f"{caught.value}\n" == f"{event}\n"
+    assert str(event) == anynan.reports.render(event)
+    assert "the logarithm of a negative number" in str(event)
+    assert repr(event).startswith("Event(backend='numpy'")
 
 
 def test_equal_events_are_one_in_a_set() -> None:

@@ -1,10 +1,11 @@
-"""What a notebook shows as a picture of itself."""
+"""What a notebook shows as a picture of itself, and ``print`` in words."""
 
 from collections.abc import Callable
 from typing import Any
 
 # Reports put it into words, and stand above this room: the package sets it.
 as_html: Callable[[Any], str] = repr
+as_text: Callable[[Any], str] = repr
 
 
 class Shown:
