@@ -23,9 +23,9 @@ _WHERE = {
     "Summary": "_base.summary",
     "Tracker": "tracker",
     "check": "_checks",
-    "compare": "_compare.compare",
+    "compare": "_apps.compare.compare",
     "expect": "_base.context",
-    "load": "_jsonl.reading",
+    "load": "_apps.runfile.reading",
     "precision": "_apps.precision.precision",
     "replaying": "_base.context",
     "scope": "_base.context",
@@ -95,13 +95,13 @@ if TYPE_CHECKING:
     from anynan import tensorflow as tensorflow
     from anynan import torch as torch
     from anynan import transformers as transformers
+    from anynan._apps.compare.compare import compare
     from anynan._apps.precision.precision import precision
+    from anynan._apps.runfile.reading import load
     from anynan._apps.stress.hunt import stress
     from anynan._base.context import expect, replaying, scope
     from anynan._base.summary import Summary
     from anynan._checks import check, summarize
-    from anynan._compare.compare import compare
-    from anynan._jsonl.reading import load
     from anynan._steps.loaders import watch
     from anynan.arrays.tracking import track
     from anynan.errors import AnomalyError, AnynanWarning, NonFiniteError

@@ -9,9 +9,10 @@ import sys
 import types
 from typing import TYPE_CHECKING, Any, Self
 
+from anynan._base import products
 from anynan._base.notices import warn
 from anynan._base.tracebacks import shorten
-from anynan._bundle.collector import LIMIT
+from anynan._calls.collector import LIMIT
 from anynan._readings.history import History
 from anynan._reports.messages import RENAMED
 from anynan._steps.tracked import Handle, Tracked, inside, tracker_of
@@ -254,9 +255,7 @@ class Tracker(Handle):
         Example:
             >>> tracker.to_jsonl("run.jsonl")  # doctest: +SKIP
         """
-        from anynan._jsonl.writing import Writer
-
-        Writer(path, every).follow(self._tracked)
+        products.part("runfile", "writing").Writer(path, every).follow(self._tracked)
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
         """Write what was seen as one page of HTML: report, layers by steps, curves, numbers.
@@ -296,6 +295,7 @@ class Tracker(Handle):
         Example:
             >>> tracker.save("bundle")  # doctest: +SKIP
         """
+        products.part("bundle", "saver")  # or there is nobody to ask
         self._tracked.saver.save(os.fspath(folder), limit)
 
     def _repr_html_(self) -> str:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from anynan._bundle.bundle import SCRIPT, load
-from anynan._bundle.replay import Outcome, compare
+from anynan._apps.bundle.bundle import SCRIPT, load
+from anynan._apps.bundle.replay import Outcome, compare
 
 # The script must not need anynan: an import of it would end here.
 ALONE = """

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import strategies as st
 
 import anynan
-from anynan._bundle.bundle import FACTS, SCRIPT, load
-from anynan._bundle.calls import BundleError
-from anynan._bundle.script import TENSORS
+from anynan._apps.bundle.bundle import FACTS, SCRIPT, load
+from anynan._apps.bundle.script import TENSORS
+from anynan._apps.scan.scan import scan
+from anynan._calls.calls import BundleError
 from anynan._cli.commands import main
-from anynan._files.scan import scan
 from tests.bundles import again, run_alone
 from tests.flat import split
 
@@ -310,7 +310,7 @@ def test_texts_stay_in_their_comments(copy: Path) -> None:
 
     change(copy, edit)
     refused(copy, "is not what")  # and the script that would be made of it:
-    from anynan._bundle.bundle import _facts, _script, dialect_of
+    from anynan._apps.bundle.bundle import _facts, _script, dialect_of
 
     text = _script(_facts(str(copy)), dialect_of("numpy"))
     assert not any(line.startswith("import os") for line in text.splitlines())
@@ -337,7 +337,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 @hypothesis.settings(max_examples=150)
 @hypothesis.given(data=st.data())
 def test_tampered_facts_never_get_further_than_a_clear_error(bundle: Path, data: Any) -> None:
-    from anynan._bundle.bundle import _script, dialect_of
+    from anynan._apps.bundle.bundle import _script, dialect_of
 
     facts = json.loads((bundle / FACTS).read_text(encoding="utf-8"))
     path = data.draw(st.sampled_from(places(facts)[1:]))

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import anynan
+from anynan._apps.compare.captures import Capture, Choice, Perturbation, Taken
+from anynan._apps.compare.distances import apart, holds, nearest, relative
+from anynan._apps.compare.pairs import pairs, renamed, spelled
 from anynan._cli.commands import main
-from anynan._compare.captures import Capture, Choice, Perturbation, Taken
-from anynan._compare.distances import apart, holds, nearest, relative
-from anynan._compare.pairs import pairs, renamed, spelled
 
 X = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
 

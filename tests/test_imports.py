@@ -204,7 +204,7 @@ def test_core_imports_no_adapter() -> None:
 
 
 def test_what_reads_files_is_asked_for_by_name_only() -> None:
-    code = "import anynan._files.scan\nprint(*sorted({'h5py', 'tensorstore'} & set(sys.modules)))"
+    code = "import anynan._files.reader\nprint(*sorted({'h5py', 'tensorstore'} & set(sys.modules)))"
     assert _python(code).stdout.split() == []
 
 

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import anynan
+from anynan._apps.runfile.writing import Writer
 from anynan._cli.commands import main
-from anynan._jsonl.writing import Writer
 from anynan._readings.history import Ring
 from anynan._readings.readings import Site
 from anynan._readings.step import Step

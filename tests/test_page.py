@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 
 import anynan
-from anynan._compare.comparison import Comparison, Row
+from anynan._apps.compare.comparison import Comparison, Row
+from anynan._apps.page.grid import BOTH, MOST, NAN, POSINF, TOP, UNREAD, ZERO, Grid, grids
+from anynan._apps.page.page import page
+from anynan._apps.page.picture import curves, heat_map
 from anynan._readings.history import Ring
 from anynan._readings.monitor import Monitor
 from anynan._readings.step import Step
-from anynan._runs.grid import BOTH, MOST, NAN, POSINF, TOP, UNREAD, ZERO, Grid, grids
-from anynan._runs.page import page
-from anynan._runs.picture import curves, heat_map
 from anynan._runs.run import Run, of
 from anynan._steps.tracked import inside
 from anynan.events import Phase

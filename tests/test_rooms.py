@@ -1,6 +1,11 @@
 """The same room has the same name in every adapter."""
 
 import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -72,19 +77,9 @@ def test_a_room_is_introduced_in_one_line(adapter: str) -> None:
 
 # The rooms of the core, each on top of those before it; docs/contributing.md says what each is.
 ORDER = (
-    *(
-        "events",
-        "errors",
-        "_base",
-        "_trace",
-        "_arrays",
-        "_readings",
-        "_diagnosis",
-        "_reach",
-        "_files",
-    ),
-    *("_reports", "_bundle", "options", "_checks", "_steps", "_runs", "_jsonl", "tracker"),
-    *("_everywhere", "_compare", "_apps", "_cli", "_notebooks", "_monitored"),
+    *("events", "errors", "_base", "_trace", "_arrays", "_readings", "_diagnosis", "_reach"),
+    *("_files", "_reports", "_calls", "options", "_checks", "_steps", "_runs", "tracker"),
+    *("_everywhere", "_cli", "_notebooks", "_monitored", "_apps"),
 )
 # Ground floor: these three know each other.
 GROUND = {"events", "errors", "_base"}
@@ -120,7 +115,7 @@ def test_a_room_stands_on_those_below_it(room: str) -> None:
 
 
 # Rooms whose files still import each other in a circle, each smaller than before: none may join.
-CIRCLES = {"_runs": 6, "_compare": 2}
+CIRCLES = {"_apps": 2}
 
 
 def _files_imported(path: Path, names: set[str]) -> set[str]:
@@ -146,6 +141,45 @@ def test_the_files_of_a_room_import_one_way(room: str) -> None:
     while free := {x for x in left if not any(x in needs for needs in left.values())}:
         left = {name: needs for name, needs in left.items() if name not in free}
     assert len(left) <= CIRCLES.get(room, 0), f"in a circle: {', '.join(sorted(left))}"
+
+
+PRODUCTS = sorted(path.parent.name for path in CORE.glob("_apps/*/__init__.py"))
+
+
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_a_product_knows_no_other(product: str) -> None:
+    for path in (CORE / "_apps" / product).rglob("*.py"):
+        known = set(re.findall(r"_apps\.(\w+)", path.read_text(encoding="utf-8")))
+        assert known <= {product}, path
+
+
+@pytest.mark.tier(2)
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_a_product_can_be_taken_out(product: str, tmp_path: Path) -> None:
+    copied = tmp_path / "anynan"
+    shutil.copytree(CORE, copied, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.rmtree(copied / "_apps" / product)
+    own = f"anynan._apps.{product}"
+    for path in [*copied.glob("*.py"), *copied.glob("[a-z]*/**/*.py")]:  # its doors and sides
+        if own in path.read_text(encoding="utf-8") and path.name != "__init__.py":
+            path.unlink()
+    code = (
+        "import importlib, pkgutil, numpy, anynan\n"
+        "for item in pkgutil.walk_packages(anynan.__path__, 'anynan.'):\n"
+        "    if item.name.startswith(('anynan._', 'anynan.arrays')) and 'main' not in item.name:\n"
+        "        importlib.import_module(item.name)\n"
+        "log = anynan.track(numpy.log, action='record')\n"
+        "with numpy.errstate(all='ignore'):\n"
+        "    log(numpy.array([-1.0]))\n"
+        "assert log.events[0].cause.tag, log.events\n"
+        "from anynan._cli.commands import main\n"
+        "main([])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
 
 
 def test_every_room_has_its_place() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import anynan
-from anynan._cli.ending import BEFORE, NOTHING
+from anynan._apps.run.ending import BEFORE, NOTHING
 from anynan._everywhere import Found
 from anynan._reports.report import folded
 from tests.processes import frames_of_ours, python

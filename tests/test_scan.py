@@ -17,10 +17,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import anynan
+from anynan._apps.scan.scan import File, scan
 from anynan._cli.commands import main
 from anynan._files.formats import FORMATS, TARGETS
 from anynan._files.gguf import _BLOCKS
-from anynan._files.scan import File, scan
 from anynan._files.tally import tally
 from tests.processes import python
 
@@ -484,7 +484,7 @@ def test_a_missing_reader_says_how_to_get_it(
 MEMORY = """
 import resource, sys
 from anynan._cli.commands import main
-import anynan._files.scan, anynan._diagnosis.rules.evidence, anynan._base.escaping
+import anynan._apps.scan.scan, anynan._diagnosis.rules.evidence, anynan._base.escaping
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 assert main(["scan", sys.argv[1]]) == 0
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)

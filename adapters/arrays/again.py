@@ -21,8 +21,8 @@ from anynan._arrays.containers import leaves
 from anynan._base.context import setting
 from anynan._base.sources import user_source
 from anynan._base.threads import busy_threads
-from anynan._bundle.collector import Collector, collecting
-from anynan._bundle.generators import take as take_generators
+from anynan._calls.collector import Collector, collecting
+from anynan._calls.generators import take as take_generators
 from anynan._diagnosis.evidence import ReplayError
 from anynan._diagnosis.lineage import OpRecord
 from anynan._diagnosis.rules import repair

@@ -9,9 +9,9 @@ import numpy as np
 from anynan._arrays.access import to_host
 from anynan._arrays.measures import measure
 from anynan._base.summary import Summary
-from anynan._bundle.calls import Call, Line, UnwritableError, Words, refuse
-from anynan._bundle.collector import Operands
-from anynan._bundle.script import Dialect
+from anynan._calls.calls import Call, Line, UnwritableError, Words, refuse
+from anynan._calls.collector import Operands
+from anynan._calls.dialect import Dialect
 
 SHOW = """
 def show(when, name, x):

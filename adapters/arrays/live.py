@@ -16,7 +16,7 @@ from anynan._arrays.probe import is_clean, probe
 from anynan._base import context
 from anynan._base.sources import user_source
 from anynan._base.summary import Summary
-from anynan._bundle.collector import collecting
+from anynan._calls.collector import collecting
 from anynan._diagnosis.agreement import CheckedPoint
 from anynan._diagnosis.lineage import Operand, OpRecord, Replay, Sink
 from anynan._diagnosis.messages import OPERATION_BLIND

@@ -11,7 +11,7 @@ import numpy as np
 from anynan._arrays.containers import leaves
 from anynan._arrays.measures import measure
 from anynan._base.summary import Summary
-from anynan._bundle.collector import Collector
+from anynan._calls.collector import Collector
 from anynan._diagnosis.evidence import ReplayError
 from anynan._diagnosis.lineage import Replay
 from anynan._diagnosis.rules.repair import Repair

@@ -4,8 +4,8 @@ import re
 
 import jax
 
-from anynan._bundle.calls import Words, refuse
-from anynan._bundle.script import Dialect, of_numpy
+from anynan._calls.calls import Words, refuse
+from anynan._calls.dialect import Dialect, of_numpy
 from anynan.arrays.bundle import SHOW
 from anynan.jax.replay.saving import PLACES
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from anynan._compare.captures import (
+from anynan._apps.compare.captures import (
     Array,
     Capture,
     Choice,

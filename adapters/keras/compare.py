@@ -9,8 +9,8 @@ from typing import Any
 import keras
 import numpy as np
 
+from anynan._apps.compare.captures import Runner
 from anynan._base.patches import Patches
-from anynan._compare.captures import Runner
 from anynan.keras.layers import is_symbolic
 
 _SIDES = {

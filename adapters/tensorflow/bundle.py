@@ -2,8 +2,8 @@
 
 import re
 
-from anynan._bundle.calls import Words, refuse
-from anynan._bundle.script import Dialect, of_numpy
+from anynan._calls.calls import Words, refuse
+from anynan._calls.dialect import Dialect, of_numpy
 from anynan.arrays.bundle import SHOW
 
 _HEAD = f"""

@@ -10,9 +10,16 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from anynan._apps.compare.captures import (
+    Array,
+    Capture,
+    Perturbation,
+    Runner,
+    RunRequest,
+    cotangent,
+)
+from anynan._apps.compare.layers import LayerCapture, line
 from anynan._base.patches import Patches
-from anynan._compare.captures import Array, Capture, Perturbation, Runner, RunRequest, cotangent
-from anynan._compare.layers import LayerCapture, line
 from anynan._files.formats import FORMATS
 from anynan.keras.compare import same_draws, watching
 from anynan.keras.layers import layers_of, refuse_unbuilt, weights_of

@@ -2,8 +2,8 @@
 
 import re
 
-from anynan._bundle.calls import Words, refuse
-from anynan._bundle.script import Dialect
+from anynan._calls.calls import Words, refuse
+from anynan._calls.dialect import Dialect
 
 _HEAD = """
 from pathlib import Path

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
+from anynan._apps.compare.captures import Array, Capture, Operation, Runner, RunRequest, cotangent
+from anynan._apps.compare.layers import LayerCapture, line
 from anynan._base.sources import is_anynans
-from anynan._compare.captures import Array, Capture, Operation, Runner, RunRequest, cotangent
-from anynan._compare.layers import LayerCapture, line
 from anynan.events import Source
 from anynan.torch.call.discovery import find_modules
 from anynan.torch.private import hands_over, is_compiled, tree_leaves, tree_map, unseen

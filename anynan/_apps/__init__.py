@@ -1,1 +1,1 @@
-"""What is built on the stream of operations, and knows no framework."""
+"""Products on top of the core: each could be taken out, and nothing below would change."""

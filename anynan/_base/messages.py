@@ -47,7 +47,9 @@ def left(texts: Iterable[str], ignored: Iterable[str]) -> tuple[str, ...]:
 def known() -> dict[str, str]:
     """Return the text of each message by its slug, in all rooms, loaded or not."""
     here = Path(__file__)
-    for path in sorted(here.parents[1].glob(f"*/{CATALOGUE}")):
+    package = here.parents[1]
+    rooms = [*package.glob(f"*/{CATALOGUE}"), *package.glob(f"*/*/{CATALOGUE}")]
+    for path in sorted(rooms):
         if path.parent != here.parent:  # by its file: a package may need its framework
             runpy.run_path(str(path))
     return dict(_known)

@@ -10,10 +10,14 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, NoReturn
 
+from anynan._base import products
 from anynan._base.about import FOLDERS, __version__
-from anynan._cli import compare, doctor, precision, replay, report, run, scan, stress
+from anynan._cli import doctor
 
 USAGE = 2  # the exit status of a command that could not begin
+# What a reader of the list looks for first; a product with a ``command.py`` that is not named here
+# comes after these.
+_FIRST = ("run", "demo", "scan", "runfile", "bundle", "compare")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -29,8 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.command is None:
         _parser().print_help()
         return 0
-    if chosen.command == "run":
-        return run.run(chosen)
+    if getattr(chosen, "whole", False):  # the program that it runs deals with these itself
+        return int(chosen.run(chosen))
     try:
         status: int = chosen.run(chosen)
     except BrokenPipeError:  # the reader of a pipe has seen enough
@@ -70,7 +74,9 @@ class _Parser(argparse.ArgumentParser):
             known = [word for action in self._actions for word in _words(action)]
             near = difflib.get_close_matches(word, known, n=1)
             message += f"; did you mean {near[0]}?" if near else ""
-        message = message.replace(f"{run.GIVE}, {run.ITS_OWN}", run.GIVE)
+        for action in self._actions:  # what is left over is not missing
+            if action.nargs == argparse.REMAINDER:
+                message = message.replace(f", {action.metavar}", "")
         super().error(message)
 
 
@@ -86,7 +92,16 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"anynan {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="command")
-    run.add_to(commands)
+    found = {name: products.find(name, "command") for name in products.names()}
+    adds = {name: module.add for name, module in found.items() if module is not None}
+    adds["demo"] = _add_demo
+    for name in sorted(adds, key=lambda x: (_FIRST.index(x) if x in _FIRST else len(_FIRST), x)):
+        adds[name](commands)
+    doctor.add(commands)
+    return parser
+
+
+def _add_demo(commands: Any) -> None:
     demo = commands.add_parser(
         "demo",
         help="train a small model until a real bug strikes, and print the report: anynan demo",
@@ -104,14 +119,6 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--seed", type=_seed, default=0, metavar="N", help="default: 0")
     demo.add_argument("--list", action="store_true", help="list the bugs and stop")
     demo.set_defaults(run=_demo)
-    scan.add(commands)
-    report.add(commands)
-    replay.add(commands)
-    compare.add(commands)
-    precision.add(commands)
-    stress.add(commands)
-    doctor.add(commands)
-    return parser
 
 
 def _demo(chosen: argparse.Namespace) -> int:

@@ -4,6 +4,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from anynan._base import products
 from anynan._base.escaping import name as printed
 from anynan._runs.record import Record
 
@@ -54,9 +55,7 @@ class Run(Record):
         Raises:
             OSError: If it cannot be written.
         """
-        from anynan._runs.page import write
-
-        write(self, path)
+        products.part("page", "page").write(self, path)
 
 
 def of(tracker: "Tracked") -> Run:

@@ -7,7 +7,7 @@ from typing import Any
 
 from anynan._base import context
 from anynan._base.summary import Summary
-from anynan._bundle.collector import Collector, collecting
+from anynan._calls.collector import Collector, collecting
 from anynan._diagnosis.evidence import BadParameter, Evidence, ReplayError
 from anynan._diagnosis.lineage import Replay
 from anynan._diagnosis.rules.repair import Repair

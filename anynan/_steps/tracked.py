@@ -7,11 +7,11 @@ import weakref
 from collections import Counter
 from typing import Any, overload
 
+from anynan._base import products
 from anynan._base.about import ADAPTERS
 from anynan._base.escaping import name as printed
 from anynan._base.interrupts import whole
 from anynan._base.shell import shell
-from anynan._bundle.saver import Saver
 from anynan._diagnosis.rules.evidence import plural
 from anynan._readings.history import History
 from anynan._steps.framework import Framework
@@ -162,7 +162,7 @@ class Tracked:
         paused: Whether it stands still, between ``pause`` and ``resume``.
         where: Where in the user's training it is, as text or what gives it; noted in each event.
         judge: What adapters write readings into, and what acts on them.
-        saver: What keeps the last failing call, for a bundle.
+        saver: What keeps the last failing call, for a bundle; None where there is no such product.
         handle: The user's ``Tracker``.
         aliases: What else stands for it, as the model that a compiled one was made of.
     """
@@ -177,8 +177,10 @@ class Tracked:
         self.backend_name: str | None = None
         self._removed = False
         self.judge = Judge(options, self)
-        self.saver = Saver(self.judge.subject)
-        self.judge.investigator.found.append(self.saver)
+        bundle = products.find("bundle", "saver")
+        self.saver: Any = None if bundle is None else bundle.Saver(self.judge.subject)
+        if self.saver is not None:
+            self.judge.investigator.found.append(self.saver)
 
     # Names.
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from anynan._files.scan import scan
+from anynan._apps.scan.scan import scan
 from tests.benchmarks.timing import machine, options, publish, ratios
 
 BYTES, TENSORS = 1 << 30, 64

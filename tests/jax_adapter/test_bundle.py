@@ -54,7 +54,7 @@ def test_low_precision_survives(tmp_path, x, dtype):
 
 
 def test_a_callback_is_not_run():
-    from anynan._bundle.calls import BundleError
+    from anynan._calls.calls import BundleError
     from anynan.jax.bundle import DIALECT
 
     for name in ("primitives.pure_callback_p", "lax.infeed_p", "lax.log", "os.system", "x.log_p"):

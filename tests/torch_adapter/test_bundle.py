@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import anynan
-from anynan._bundle.bundle import load
+from anynan._apps.bundle.bundle import load
 from tests.bundles import again, run_alone
 from tests.flat import split
 
@@ -192,7 +192,7 @@ def test_no_tensor_is_kept_alive(tmp_path):
 
 
 def test_dangerous_operators_are_not_called():
-    from anynan._bundle.calls import BundleError
+    from anynan._calls.calls import BundleError
     from anynan.torch.bundle import DIALECT
 
     for name in (

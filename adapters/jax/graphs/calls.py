@@ -4,9 +4,8 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import inf
-from typing import Any
+from typing import Any, Literal
 
-from anynan._compare.captures import Way
 from anynan.jax.graphs.bodies import backwards, bodies, rounds_of
 from anynan.jax.graphs.graph import Graph, Node, Value
 from anynan.jax.graphs.layers import Layers, inside
@@ -32,7 +31,7 @@ class Call:
     """
 
     layer: str
-    way: Way
+    way: Literal["forward", "backward"]
     number: int
     index: int
     turn: Turn

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from anynan._base.summary import Summary
-from anynan._bundle.collector import offer
+from anynan._calls.collector import offer
 from anynan._diagnosis.lineage import External, OpRecord, Sink
 from anynan._diagnosis.operands import at_first_nan
 from anynan._diagnosis.records import (

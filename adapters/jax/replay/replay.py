@@ -3,7 +3,7 @@
 from typing import Any
 
 from anynan._base.context import replay_context
-from anynan._bundle.collector import collecting
+from anynan._calls.collector import collecting
 from anynan._diagnosis.agreement import CheckedPoint, divergence
 from anynan._diagnosis.lineage import Replay
 from anynan._readings.policy import may_mask

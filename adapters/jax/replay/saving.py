@@ -8,8 +8,8 @@ import jax
 import numpy as np
 from jax.extend.core import primitives
 
-from anynan._bundle.calls import Call, Line, UnwritableError, encoded
-from anynan._bundle.collector import Collector, Operands
+from anynan._calls.calls import Call, Line, UnwritableError, encoded
+from anynan._calls.collector import Collector, Operands
 from anynan.jax.graphs.graph import Graph
 from anynan.jax.graphs.operations import Op
 from anynan.jax.read.probes import on_host

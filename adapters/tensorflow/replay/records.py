@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from anynan._arrays.measures import describe
 from anynan._base.summary import Summary
-from anynan._bundle.collector import offer
+from anynan._calls.collector import offer
 from anynan._diagnosis.lineage import External, OpRecord, Replay, Sink
 from anynan._diagnosis.operands import at_first_nan
 from anynan._diagnosis.records import (

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from anynan._base.context import replay_context
-from anynan._bundle.collector import collecting
+from anynan._calls.collector import collecting
 from anynan._diagnosis.agreement import CheckedPoint, divergence
 from anynan._diagnosis.evidence import ReplayError
 from anynan._diagnosis.lineage import Replay

@@ -5,8 +5,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from anynan._bundle.calls import Call, Line, UnwritableError, encoded
-from anynan._bundle.collector import Collector, Operands
+from anynan._calls.calls import Call, Line, UnwritableError, encoded
+from anynan._calls.collector import Collector, Operands
 from anynan.tensorflow.graphs.operations import Op, raw_call
 from anynan.tensorflow.read.probes import on_host
 from anynan.tensorflow.replay.program import Copied, Program

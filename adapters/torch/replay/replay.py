@@ -13,7 +13,7 @@ import torch
 from anynan._base.context import replay_context
 from anynan._base.interrupts import Interrupts
 from anynan._base.threads import busy_threads
-from anynan._bundle.collector import collecting
+from anynan._calls.collector import collecting
 from anynan._diagnosis.evidence import ReplayError
 from anynan._diagnosis.lineage import Replay, Sink
 from anynan._diagnosis.messages import NOT_PUT_BACK, OPERATION_BLIND

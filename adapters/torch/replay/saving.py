@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from anynan._bundle.calls import Call, Gradient, Line, UnwritableError
-from anynan._bundle.collector import Collector, Operands
-from anynan._bundle.generators import take as take_generators
-from anynan._bundle.tensors import HostTensor
+from anynan._calls.calls import Call, Gradient, Line, UnwritableError
+from anynan._calls.collector import Collector, Operands
+from anynan._calls.generators import take as take_generators
+from anynan._calls.tensors import HostTensor
 from anynan._diagnosis.lineage import OpRecord
 from anynan.torch.call.models import Models
 from anynan.torch.call.rootcall import RootCall

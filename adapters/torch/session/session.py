@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from anynan._base.interrupts import whole
-from anynan._bundle.collector import Collector
+from anynan._calls.collector import Collector
 from anynan._diagnosis.evidence import BadParameter, ReplayError
 from anynan._diagnosis.lineage import Replay
 from anynan._diagnosis.rules.repair import Repair

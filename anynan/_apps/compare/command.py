@@ -5,12 +5,12 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from anynan._cli.report import says
-from anynan._cli.statuses import BAD, FINE, UNREADABLE
+from anynan._base import products
+from anynan._cli.statuses import BAD, FINE, UNREADABLE, says
 from anynan._diagnosis.rules.evidence import plural
 
 if TYPE_CHECKING:
-    from anynan._compare.checkpoints import Weights
+    from anynan._apps.compare.checkpoints import Weights
 
 SHOWN = 12
 
@@ -51,12 +51,12 @@ def run(chosen: argparse.Namespace) -> int:
     Returns:
         The exit status: 1 if they differ, 2 if one cannot be read.
     """
-    from anynan._compare.checkpoints import compare_weights
-    from anynan._compare.comparison import BEYOND
-    from anynan._compare.runs import compare_runs
+    from anynan._apps.compare.checkpoints import compare_weights
+    from anynan._apps.compare.comparison import BEYOND
+    from anynan._apps.compare.runs import compare_runs
     from anynan._files.tensors import UnreadableError
-    from anynan._jsonl.reading import load
 
+    load = products.part("runfile", "reading").load
     try:
         if _is_run(chosen.first) and _is_run(chosen.second):
             found = compare_runs(load(chosen.first), load(chosen.second))
@@ -111,7 +111,7 @@ def _list(lines: list[str], what: str = "") -> None:
 
 
 def _ratio(ratio: float | None) -> str:
-    from anynan._compare.comparison import times
+    from anynan._apps.compare.comparison import times
 
     return times(ratio)
 

@@ -5,10 +5,12 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
+from typing import Any
 
+from anynan._apps.compare.captures import Choice, Way
+from anynan._base import products
 from anynan._base.escaping import escaped
 from anynan._base.escaping import name as printed
-from anynan._compare.captures import Choice, Way
 from anynan.events import Source
 
 _WIDTH, _HEIGHT, _LEFT = 640, 16, 8  # of the page's picture
@@ -353,8 +355,7 @@ def _at(source: Source | None) -> str:
 
 def _page(found: Comparison) -> str:
     """Put the answer, a picture and a table on one page."""
-    from anynan._runs.page import framed
-
+    framed: Any = products.part("page", "page").framed
     said = found.sentence()
     title = said[:1].upper() + said[1:]
     text = found.report(rows=0).partition("\n")[2].strip("\n")
@@ -369,7 +370,8 @@ def _page(found: Comparison) -> str:
     ]
     if len(rows) > _MOST:
         parts.append(f'<p class="soft">{len(rows) - _MOST} more are not shown.</p>')
-    return framed(title, "\n".join(parts), still=True)
+    page: str = framed(title, "\n".join(parts), still=True)
+    return page
 
 
 def _picture(found: Comparison, rows: list[Row]) -> str:

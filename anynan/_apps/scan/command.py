@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 from anynan._cli.statuses import BAD, FINE, TOLD, UNREADABLE
 
 if TYPE_CHECKING:
-    from anynan._files.scan import File, Scanned
+    from anynan._apps.scan.scan import File, Scanned
 
 SHOWN = 5  # tensors of a file that are listed for their headroom
 _TARGETS = ("float16", "bfloat16", "float8", "float8_e4m3fn", "float8_e5m2")
@@ -50,8 +50,8 @@ def run(chosen: argparse.Namespace) -> int:
     Returns:
         The exit status: 2 if something could not be read, else 1 if something is bad.
     """
+    from anynan._apps.scan.scan import scan
     from anynan._files.formats import TARGETS
-    from anynan._files.scan import scan
 
     status, seen = FINE, 0
     target = None if chosen.target is None else TARGETS[chosen.target]

@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from anynan._apps.run import program
+from anynan._apps.run.ending import SHOWN, Ending, Own
+from anynan._base import products
 from anynan._base.patches import Patches
-from anynan._cli import program
-from anynan._cli.ending import SHOWN, Ending, Own
 from anynan._everywhere import Found, watch_everything
-from anynan._jsonl.writing import Writer
 from anynan._readings.history import Ring
 from anynan._reports.logs import listeners
 from anynan._reports.report import render, render_markdown
@@ -27,8 +27,8 @@ GIVE, ITS_OWN = "a script, or -m and a module", "its arguments"  # what a messag
 FORMS = ("", ".txt", ".log", ".md", ".jsonl", ".html")
 
 
-def add_to(commands: Any) -> None:
-    """Add the command to a parser."""
+def add(commands: Any) -> None:
+    """Enter the command."""
     parser = commands.add_parser(
         "run",
         help="run a script or a module, and watch the models in it: anynan run train.py",
@@ -63,6 +63,7 @@ def add_to(commands: Any) -> None:
     parser.add_argument(
         "arguments", metavar=ITS_OWN, nargs=argparse.REMAINDER, help=argparse.SUPPRESS
     )
+    parser.set_defaults(run=run, whole=True)
 
 
 def run(chosen: argparse.Namespace) -> int:
@@ -158,8 +159,9 @@ def _write(path: str, lines: list[str], found: Found, ending: Ending) -> None:
                 "the program", Ring(0), events=tuple(ending.events), counts=counts,
                 notes=tuple(lines), harms=ending.harms,
             )  # fmt: skip
+            writing = products.part("runfile", "writing")
             for i, run in enumerate(runs or [nothing]):
-                Writer(f"{stem}-{i + 1}{end}" if i else path).whole(run)
+                writing.Writer(f"{stem}-{i + 1}{end}" if i else path).whole(run)
             return
         form = render_markdown if end == ".md" else render
         parts = ["\n".join(lines), *map(form, ending.events)]

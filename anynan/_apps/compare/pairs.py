@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from difflib import SequenceMatcher
 from typing import Any
 
-from anynan._compare.captures import Taken
+from anynan._apps.compare.captures import Taken
 
 _INDEX = re.compile(r"[_\[]?(\d+)\]?$")
 

@@ -3,9 +3,9 @@
 import os
 from typing import Any, Protocol
 
+from anynan._apps.bundle.messages import BUNDLE_UNSAVED
 from anynan._base.folders import free, refuse_full
-from anynan._bundle.collector import LIMIT, Collector
-from anynan._bundle.messages import BUNDLE_UNSAVED
+from anynan._calls.collector import LIMIT, Collector
 from anynan._diagnosis.evidence import ReplayError
 from anynan._readings.readings import Reading
 from anynan.errors import reason
@@ -77,7 +77,7 @@ class Saver:
         self._write(folder, event, found)
 
     def _write(self, folder: str, event: Event, found: Collector) -> None:
-        from anynan._bundle.bundle import save
+        from anynan._apps.bundle.bundle import save
 
         if event.operation is not None and found.call is None:
             found.notes.append("a second run did not come to the operation that the event names")

@@ -33,10 +33,10 @@ def run(chosen: argparse.Namespace) -> int:
     Returns:
         The exit status: 1 if it is not as in the event, 2 if it is no bundle.
     """
+    from anynan._apps.bundle.bundle import load
+    from anynan._apps.bundle.replay import replay
     from anynan._base.escaping import name, prose
-    from anynan._bundle.bundle import load
-    from anynan._bundle.calls import BundleError
-    from anynan._bundle.replay import replay
+    from anynan._calls.calls import BundleError
     from anynan._reports.report import render_line
 
     try:

@@ -7,9 +7,9 @@ import tempfile
 from dataclasses import dataclass
 from typing import Any
 
+from anynan._apps.bundle.bundle import SCRIPT, Bundle
+from anynan._apps.bundle.script import TENSORS, results
 from anynan._base.about import versions
-from anynan._bundle.bundle import SCRIPT, Bundle
-from anynan._bundle.script import TENSORS, results
 from anynan.events import Event
 
 SECONDS = 300

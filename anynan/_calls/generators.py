@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from anynan._bundle.collector import Collector
-from anynan._bundle.tensors import HostTensor
+from anynan._calls.collector import Collector
+from anynan._calls.tensors import HostTensor
 
 
 def take(into: Collector, numpy: Any, python: Any) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from anynan._apps.compare.captures import Array, Choice, RecordedChoices, RunRequest, Taken, Way
 from anynan._base.sources import is_anynans, user_source
-from anynan._compare.captures import Array, Choice, RecordedChoices, RunRequest, Taken, Way
 from anynan.events import Source
 
 

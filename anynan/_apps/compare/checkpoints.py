@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anynan._files.formats import FORMATS, PAIRS, format_of
-from anynan._files.scan import reader
+from anynan._files.reader import reader
 from anynan._files.tally import Bits
 from anynan._files.tensors import Tensor, UnreadableError
 

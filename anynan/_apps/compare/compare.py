@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from anynan._base.about import ADAPTERS
-from anynan._compare.captures import (
+from anynan._apps.compare.captures import (
     Capture,
     Choice,
     Perturbation,
@@ -20,9 +19,10 @@ from anynan._compare.captures import (
     Taken,
     Way,
 )
-from anynan._compare.comparison import BEYOND, Comparison, Parting, Row, Turn
-from anynan._compare.distances import apart, holds, nearest, summed
-from anynan._compare.pairs import pairs, refuse_unused
+from anynan._apps.compare.comparison import BEYOND, Comparison, Parting, Row, Turn
+from anynan._apps.compare.distances import apart, holds, nearest, summed
+from anynan._apps.compare.pairs import pairs, refuse_unused
+from anynan._base.about import ADAPTERS
 
 RERUNS = 2
 _TURNS = 10  # runs at most, to see whether rounding alone turns a choice

@@ -4,7 +4,7 @@ import argparse
 import sys
 from typing import Any
 
-from anynan._cli.statuses import BAD, FINE, TOLD, UNREADABLE
+from anynan._cli.statuses import BAD, FINE, TOLD, UNREADABLE, says
 
 
 def add(commands: Any) -> None:
@@ -30,7 +30,7 @@ def run(chosen: argparse.Namespace) -> int:
     Returns:
         The exit status: 1 if something was bad, 2 if the file cannot be read.
     """
-    from anynan._jsonl.reading import load
+    from anynan._apps.runfile.reading import load
 
     try:
         found = load(chosen.file)
@@ -41,10 +41,3 @@ def run(chosen: argparse.Namespace) -> int:
         return UNREADABLE
     print(found.report())
     return BAD if found.counts["bad"] or found.harms else FINE
-
-
-def says(error: Exception) -> str:
-    """Say what is wrong with a file, in one line."""
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}"
-    return str(error)

@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from anynan._apps.bundle.script import TENSORS, script
 from anynan._base.about import FOLDERS, __version__, versions
-from anynan._bundle.calls import BundleError, Call, call_of, refuse
-from anynan._bundle.collector import Collector
-from anynan._bundle.script import TENSORS, Dialect, script
-from anynan._bundle.tensors import keepable, stored, write
+from anynan._calls.calls import BundleError, Call, call_of, refuse
+from anynan._calls.collector import Collector
+from anynan._calls.dialect import Dialect
+from anynan._calls.tensors import keepable, stored, write
 from anynan._files.safetensors import tensors as listed
 from anynan._files.tensors import UnreadableError
 from anynan.errors import reason

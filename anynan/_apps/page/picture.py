@@ -13,9 +13,9 @@ from itertools import groupby
 import numpy as np
 from numpy.typing import NDArray
 
+from anynan._apps.page.grid import BOTH, FIRST, NAN, NEGINF, POSINF, STEPS, TOP, UNREAD, ZERO, Grid
 from anynan._base.escaping import name as printed
 from anynan._diagnosis.rules.evidence import plural
-from anynan._runs.grid import BOTH, FIRST, NAN, NEGINF, POSINF, STEPS, TOP, UNREAD, ZERO, Grid
 
 WIDTH, HEIGHT = 6, 14  # of a cell; where there are few, they are wider
 _WIDEST, _ALL = 28, 640
@@ -309,7 +309,7 @@ def data_uri(pixels: NDArray[np.uint8], palette: Sequence[tuple[int, int, int]])
 
     Example:
         >>> import numpy as np
-        >>> from anynan._runs.picture import data_uri
+        >>> from anynan._apps.page.picture import data_uri
         >>> data_uri(np.zeros((1, 1), np.uint8), [(0, 0, 0)])[:22]
         'data:image/png;base64,'
     """

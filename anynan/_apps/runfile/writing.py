@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+from anynan._apps.runfile.messages import FILE_ENDED
 from anynan._base.about import versions
 from anynan._base.notices import warn
-from anynan._jsonl.messages import FILE_ENDED
 from anynan._readings.readings import Site
 from anynan._readings.step import Step
 from anynan._runs.run import Run, of

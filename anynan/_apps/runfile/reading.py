@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from typing import Any
 
-from anynan._jsonl.writing import SCHEMA
+from anynan._apps.runfile.writing import SCHEMA
 from anynan._readings.history import Ring
 from anynan._readings.readings import Site
 from anynan._readings.step import Step

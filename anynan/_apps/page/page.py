@@ -6,13 +6,13 @@ from html import escape
 
 import numpy as np
 
+from anynan._apps.page.grid import BOTH, NAN, NEGINF, PANELS, POSINF, Grid, beside, grids
+from anynan._apps.page.picture import curves, heat_map, inside, key, shown
 from anynan._base.escaping import name as printed
 from anynan._diagnosis.rules.evidence import magnitude, plural
 from anynan._reports.report import headline, render
-from anynan._runs.grid import BOTH, NAN, NEGINF, PANELS, POSINF, Grid, beside, grids
 from anynan._runs.narrower import ONLY
 from anynan._runs.overview import outlook, overview
-from anynan._runs.picture import curves, heat_map, inside, key, shown
 from anynan._runs.record import Record
 from anynan.events import Event
 

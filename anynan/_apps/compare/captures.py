@@ -140,7 +140,7 @@ class Capture:
 
         Example:
             >>> import numpy as np, tempfile, os
-            >>> from anynan._compare.captures import Capture
+            >>> from anynan._apps.compare.captures import Capture
             >>> path = os.path.join(tempfile.mkdtemp(), "run.npz")
             >>> Capture("numpy", weights={"w": np.ones(2)}).save(path)
             >>> Capture.load(path).weights["w"].tolist()

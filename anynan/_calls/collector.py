@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from anynan._bundle.calls import Call, UnwritableError, encoded
-from anynan._bundle.tensors import HostTensor, keepable, nbytes
+from anynan._calls.calls import Call, UnwritableError, encoded
+from anynan._calls.tensors import HostTensor, keepable, nbytes
 from anynan._diagnosis.lineage import OpRecord
 from anynan.errors import reason
 from anynan.events import Event, Operation

@@ -1,0 +1,1 @@
+"""A failing call in a folder, and the folder run again."""

@@ -1,0 +1,1 @@
+"""One run as one page of HTML that stands alone."""

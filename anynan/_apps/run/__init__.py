@@ -1,0 +1,1 @@
+"""``anynan run``: a whole program, watched as it is."""

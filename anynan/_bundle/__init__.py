@@ -1,1 +1,0 @@
-"""A failing call in a folder: its tensors, its operation as a script, and the event."""
