@@ -190,7 +190,7 @@ DEFECTS: tuple[Defect, ...] = (
         "adapters/torch/replay/kept.py", "            p.grad = grad\n", "            pass\n",
         "torch_adapter/test_vows.py torch_adapter/test_replay.py"),
     Defect("a gradient is not restored after a search for the first bad batch",
-        "adapters/torch/firstbad.py", "                x.grad = grad\n",
+        "adapters/torch/update/snapshot.py", "                x.grad = grad\n",
         "                pass\n", "torch_adapter/test_loaders.py"),
     Defect("a hook is not removed",
         "adapters/torch/read/hooks.py", "        self._handle.remove()\n", "        pass\n",

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import anynan
 from anynan._apps.bundle.script import TENSORS, script
 from anynan._base.about import FOLDERS, __version__, versions
 from anynan._calls.calls import BundleError, Call, call_of, refuse
@@ -66,8 +67,8 @@ def dialect_of(framework: str) -> Dialect:
         ImportError: If it is not installed.
     """
     folder = FOLDERS.get(framework, "")
-    own = os.path.join(os.path.dirname(os.path.dirname(__file__)), folder, "bundle.py")
-    if not folder or not os.path.isfile(own):
+    package = os.path.dirname(anynan.__file__)
+    if not folder or not os.path.isfile(os.path.join(package, folder, "bundle.py")):
         refuse(f"it is of a framework {framework[:40]!r}, which is not known")
     found: Dialect = importlib.import_module(f"anynan.{folder}.bundle").DIALECT
     return found
