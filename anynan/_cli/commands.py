@@ -17,7 +17,7 @@ from anynan._cli import doctor
 USAGE = 2  # the exit status of a command that could not begin
 # What a reader of the list looks for first; a product with a ``command.py`` that is not named here
 # comes after these.
-_FIRST = ("run", "demo", "scan", "runfile", "bundle", "compare")
+_FIRST = ("run", "demo", "scan", "runfile", "bundle", "compare", "precision", "stress")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
