@@ -23,7 +23,7 @@ kept = {names}
 def cast(value, dtype):
     def turn(x):
         return x.to(dtype) if torch.is_tensor(x) and x.is_floating_point() else x
-    return torch.utils._pytree.tree_map(turn, value)
+    return tree_map(turn, value)
 
 for name in kept:
     module = model.get_submodule(name){how}
