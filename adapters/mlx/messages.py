@@ -9,7 +9,6 @@ INSIDE_UNSEEN = Message(
 )
 CALLED_COMPILED = Message(
     "called-compiled",
-    "the model was traced by mx.compile, and a tracked model is not watched there: track the "
-    "function that was compiled with anynan.mlx.track, which reads its ends and runs a bad step "
-    "again, layer by layer",
+    "the model was traced by mx.compile or mx.vmap, and a tracked model is not watched there: "
+    "track the step function with anynan.mlx.track, which reads its ends and runs a bad step again",
 )

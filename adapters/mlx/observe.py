@@ -52,6 +52,18 @@ class _Sight:
         """Nothing waits."""
 
 
+def sight(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Layers, Root]:
+    """Give the layers of a target, and what a call of it begins with."""
+    fn: Any = inside(target).fn if isinstance(target, Handle) else target
+    layers = Layers(Options())
+    reach = None if isinstance(fn, nn.Module) else Reach(code_of(fn), layers.kinds)
+    if reach is None:
+        layers.watch({"": fn})
+    else:
+        layers.search(reach, fn, {**{f"args[{i}]": x for i, x in enumerate(args)}, **kwargs})
+    return layers, Root(fn, args, dict(kwargs), layers, reach)
+
+
 def observe(
     target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], observer: Observer
 ) -> Observed:
@@ -76,14 +88,8 @@ def observe(
         >>> seen, found.value.item()
         (['log', 'sum'], 0.0)
     """
-    fn: Any = inside(target).fn if isinstance(target, Handle) else target
-    layers, observed, broken = Layers(Options()), Observed(), list[BaseException]()
-    reach = None if isinstance(fn, nn.Module) else Reach(code_of(fn), layers.kinds)
-    if reach is None:
-        layers.watch({"": fn})
-    else:
-        given = {**{f"args[{i}]": x for i, x in enumerate(args)}, **kwargs}
-        layers.search(reach, fn, given)
+    observed, broken = Observed(), list[BaseException]()
+    layers, root = sight(target, args, kwargs)
 
     def show(op: Op) -> Any:
         try:
@@ -92,7 +98,6 @@ def observe(
             broken.append(error)
             raise
 
-    root = Root(fn, args, dict(kwargs), layers, reach)
     run = Run(layers, root, show)
     with SEAMS.alone(_Sight(layers, root, run)), root.again(observed.notes.append):
         try:

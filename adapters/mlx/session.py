@@ -212,7 +212,7 @@ class Session(LazyAdapter):
     def _begin(self, run: Any, path: str, args: Any, kwargs: Any) -> None:
         """Begin a step of a tracked model with a call of it."""
         local = self.local
-        if local.root is not None and local.over:
+        if local.root is not None and local.over and not path:  # else a layer that is made again
             self.end()
         if local.root is None or not path:
             local.root = self.began(run, args, kwargs)

@@ -128,7 +128,7 @@ class Tape:
         self._held: deque[Any] = deque()
         self._size = 0
         self._weights: dict[int, tuple[Any, str]] = {}
-        self._busy, self._thread = False, get_ident()
+        self._busy, self._over, self._thread = False, False, get_ident()
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -156,6 +156,7 @@ class Tape:
             try:
                 yield
             finally:
+                self._over = True
                 if compiles:
                     mx.enable_compile()
 
@@ -346,6 +347,8 @@ class Tape:
             self._count += 1
             back.own, back.made = slopes, slopes({})
             found = list(back.made)
+            if self._over:  # somebody takes a gradient of what the run gave
+                return found[0] if len(found) == 1 else tuple(found)
             if self._repairs is not None:
                 self._repairs.back(op, incoming, found)
             new = self._show(back)

@@ -159,7 +159,7 @@ def test_a_model_that_only_runs_compiled_is_told_so() -> None:
     net = Net()
     run = mx.compile(lambda x: net(x))
     with (
-        pytest.warns(anynan.AnynanWarning, match="track the function that was compiled"),
+        pytest.warns(anynan.AnynanWarning, match="track the step function"),
         anynan.mlx.track(net) as tracker,
     ):
         run(GOOD)

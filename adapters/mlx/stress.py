@@ -1,0 +1,98 @@
+"""What a hunt needs of MLX: to run a target, and the slope of a distance."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx import nn
+
+from anynan._apps.stress.edges import Edge
+from anynan._apps.stress.lab import Array, Lab, Watch
+from anynan._arrays.arguments import positional
+from anynan._trace.op import Observed, Observer
+from anynan.mlx.layers import code_of
+from anynan.mlx.observe import observe, sight, takes
+from anynan.mlx.reading import READER, is_float
+from anynan.mlx.tracking import track
+from anynan.tracker import Tracker
+
+
+def lab_of(target: Any, example: tuple[Any, ...]) -> Lab | None:
+    """Give the lab of a model, a step or a function; None for what is not MLX's."""
+    return MlxLab(target, example) if takes(target, example, {}) else None
+
+
+class MlxLab(Lab):
+    """Run a model, a training step or a function on changed inputs."""
+
+    backend = "mlx"
+
+    def __init__(self, target: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        self.target, self.args = target, args
+        if isinstance(target, nn.Module):
+            self.parameters = positional(type(target).__call__)[1:]
+        else:
+            self.parameters = positional(code_of(target))
+        phases: set[str] = set()
+        observe(target, args, {}, lambda op: phases.add(op.phase))
+        self.trains = "backward" in phases
+
+    def is_array(self, x: Any) -> bool:
+        """Tell what an array is that a hunt may change."""
+        return isinstance(x, mx.array) and x.dtype != mx.complex64
+
+    def host(self, x: Any) -> Array:
+        """Bring an array to the host; a bfloat16 in float32."""
+        return READER.on_host(x)
+
+    def like(self, new: Array, x: Any) -> Any:
+        """Make an array of the same dtype."""
+        return mx.array(np.ascontiguousarray(new)).astype(x.dtype)
+
+    def observe(self, program: Callable[..., Any], xs: Sequence[Any], watch: Observer) -> Observed:
+        """Run a program once."""
+        return observe(program, tuple(xs), {}, watch)
+
+    def track(self, program: Callable[..., Any], level: Any) -> Tracker:
+        """Track it as always."""
+        tracker: Tracker = track(program, action="record", level=level)
+        return tracker
+
+    def kept(self, program: Callable[..., Any]) -> AbstractContextManager[object]:
+        """Put back what runs change."""
+        return _kept(program)
+
+    def slopes(
+        self, program: Callable[..., Any], xs: Sequence[Any], watch: Watch, edge: Edge
+    ) -> list[Array | None]:
+        """Run a program, and differentiate its smallest distance from an edge to its inputs."""
+        places = [i for i, x in enumerate(xs) if is_float(x)]
+
+        def distance(*new: Any) -> Any:
+            given = dict(zip(places, new, strict=True))
+            self.observe(program, [given.get(i, x) for i, x in enumerate(xs)], watch)
+            kept, watch.kept[:] = list(watch.kept), []
+            return mx.min(mx.stack([mx.array(mx.inf), *(_distance(edge, x) for x in kept)]))
+
+        found: list[Array | None] = [None for _ in xs]
+        if places:
+            _, grads = mx.vjp(distance, [xs[i] for i in places], [mx.array(1.0)])
+            for i, grad in zip(places, grads, strict=True):
+                found[i] = self.host(grad)
+        return found
+
+
+@contextmanager
+def _kept(program: Callable[..., Any]) -> Iterator[None]:
+    _, root = sight(program, (), {})
+    with root.again(lambda _: None):
+        yield
+
+
+def _distance(edge: Edge, x: Any) -> Any:
+    y = x.astype(mx.float32)
+    y = mx.abs(y) if edge.side == "away" or (edge.of_result and edge.side == "below") else y
+    y = 2 * edge.bound - y if edge.side == "below" else y  # the same distance, from above
+    return mx.min(mx.where(mx.isfinite(y), y - edge.bound, mx.inf)) if y.size else mx.array(mx.inf)

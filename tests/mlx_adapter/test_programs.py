@@ -1,0 +1,186 @@
+"""Layers, optimizers and transformations of MLX's: a twin that is watched does the same."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+import anynan
+
+mx = pytest.importorskip("mlx.core")
+from mlx import nn, optimizers  # noqa: E402
+from mlx.utils import tree_flatten  # noqa: E402
+
+
+class Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def __call__(self, x: Any) -> Any:
+        return self.linear(self.linear(x))
+
+
+class Nested(nn.Module):
+    """Hold layers and arrays in containers, and return such."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = {"a": nn.Linear(8, 8), "b": [nn.Linear(8, 8), nn.Linear(8, 8)]}
+        self.scales = [mx.ones(8), mx.ones(8)]
+
+    def __call__(self, x: Any) -> Any:
+        x = self.blocks["a"](x) * self.scales[0]
+        for layer in self.blocks["b"]:
+            x = layer(x)
+        return {"out": (x * self.scales[1], [x * 2]), "n": 3}
+
+
+class Images(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.groups = nn.Conv2d(3, 4, 3), nn.BatchNorm(4), nn.GroupNorm(2, 4)
+        self.pool, self.linear = nn.MaxPool2d(2), nn.Linear(36, 2)
+
+    def __call__(self, x: Any) -> Any:
+        x = self.pool(nn.gelu(self.groups(self.norm(self.conv(x)))))
+        return self.linear(x.reshape(x.shape[0], -1))
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.gru = nn.LSTM(8, 8), nn.GRU(8, 8)
+
+    def __call__(self, x: Any) -> Any:
+        return self.gru(self.lstm(x)[0])
+
+
+class Words(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.layers = nn.Embedding(10, 8), nn.TransformerEncoder(1, 8, 2, 16)
+
+    def __call__(self, words: Any) -> Any:
+        mask = nn.MultiHeadAttention.create_additive_causal_mask(words.shape[1])
+        return self.layers(self.table(words), mask=mask)
+
+
+class Checkpointed(Twice):
+    def __call__(self, x: Any) -> Any:
+        return nn.utils.checkpoint(self.linear)(x)
+
+
+class Adapted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.base, self.down, self.up = nn.Linear(8, 8), nn.Linear(8, 2), nn.Linear(2, 8)
+        self.base.freeze()
+
+    def __call__(self, x: Any) -> Any:
+        return self.base(x) + self.up(self.down(x))
+
+
+def total(out: Any) -> Any:
+    if isinstance(out, mx.array):
+        return mx.square(out).mean()
+    parts = out.values() if isinstance(out, dict) else out
+    return sum(total(part) for part in parts if not isinstance(part, int))
+
+
+def losses(net: Any, x: Any) -> Any:
+    y, f = net(x), nn.losses
+    found = f.cross_entropy(y, mx.array([0, 1])).sum() + f.huber_loss(y, x, reduction="sum")
+    return found + f.binary_cross_entropy(y, mx.ones_like(x), reduction="sum")
+
+
+def second(net: Any, x: Any) -> Any:
+    return mx.square(mx.grad(lambda x: net(x).sum())(x)).sum()
+
+
+X, ADAM = (2, 8), partial(optimizers.Adam, 1e-3)
+
+
+def several() -> Any:
+    by_name = [lambda name, _: "bias" in name]
+    return optimizers.MultiOptimizer([optimizers.SGD(0.1), ADAM()], by_name)
+
+
+# Model, optimizer, shape of the batch, loss, dtype.
+PROGRAMS: dict[str, tuple[Any, ...]] = {
+    "a layer that runs twice": (Twice, ADAM, X),
+    "containers": (Nested, ADAM, X),
+    "convolutions": (Images, ADAM, (2, 8, 8, 3)),
+    "recurrent layers": (Recurrent, partial(optimizers.SGD, 0.01), (2, 5, 8)),
+    "words": (Words, ADAM, (2, 3)),
+    "checkpoints": (Checkpointed, ADAM, X),
+    "frozen weights": (Adapted, ADAM, X),
+    "two optimizers in one": (Twice, several, X),
+    "a schedule": (Twice, lambda: optimizers.AdamW(optimizers.cosine_decay(1e-2, 9)), X),
+    "Adafactor": (Twice, optimizers.Adafactor, X),
+    "Muon": (Twice, partial(optimizers.Muon, 1e-2), X),
+    "losses": (Twice, ADAM, X, losses),
+    "a second derivative": (Twice, ADAM, X, second),
+    "half precision": (Twice, ADAM, X, lambda net, x: total(net(x)), mx.bfloat16),
+}
+
+
+def program(name: str) -> tuple[Any, Any, Callable[[Any], Any], Any]:
+    make, optimizer, shape, *more = PROGRAMS[name]
+    loss = more[0] if more else lambda net, x: total(net(x))
+    mx.random.seed(3)
+    batch = mx.random.randint(0, 10, shape) if name == "words" else mx.random.normal(shape)
+    net, update = make(), optimizer()
+    if len(more) > 1:
+        net.set_dtype(more[1])
+        batch = batch.astype(more[1])
+    gradients = nn.value_and_grad(net, lambda x: loss(net, x))
+
+    def step(x: Any) -> Any:
+        value, slopes = gradients(x)
+        slopes, _ = optimizers.clip_grad_norm(slopes, 1.0)
+        update.update(net, slopes)
+        mx.eval(net.parameters(), update.state, value)
+        return value
+
+    return net, update, step, batch
+
+
+def state(net: Any, update: Any) -> dict[str, Any]:
+    arrays = [*tree_flatten(net.parameters()), *tree_flatten(update.state)]
+    return {f"{i} {name}": np.array(x.astype(mx.float32)) for i, (name, x) in enumerate(arrays)}
+
+
+@pytest.mark.parametrize("how", ["layer", "operation", "model"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_twin_that_is_watched_does_the_same_and_is_silent(name: str, how: str) -> None:
+    net, update, step, x = program(name)
+    plain = [step(x).item() for _ in range(3)]
+    expected, drawn = state(net, update), mx.random.state[0].tolist()
+    net, update, step, x = program(name)
+    level = "layer" if how == "model" else how
+    tracker = anynan.mlx.track(net if how == "model" else step, level=level)
+    run = step if how == "model" else tracker
+    with tracker:
+        assert [run(x).item() for _ in range(3)] == plain
+        assert (tracker.events, tracker.notes, tracker.step) == ((), (), 3)
+    found = state(net, update)
+    assert mx.random.state[0].tolist() == drawn
+    for key, value in expected.items():
+        np.testing.assert_array_equal(value, found[key], err_msg=key)
+
+
+# What takes no numbers, or keeps them between -1 and 1, does not overflow.
+@pytest.mark.parametrize("name", sorted(PROGRAMS.keys() - {"words", "recurrent layers"}))
+def test_a_weight_that_is_too_large_is_found_by_its_operation(name: str) -> None:
+    net, _, step, x = program(name)
+    key, w = next((key, w) for key, w in tree_flatten(net.parameters()) if w.ndim > 1)
+    net.load_weights([(key, mx.full(w.shape, 1e38, w.dtype))], strict=False)
+    with anynan.mlx.track(step) as tracked, pytest.raises(anynan.NonFiniteError) as caught:
+        for _ in range(2):
+            tracked(x)
+    event = caught.value.event
+    assert event.operation is not None and event.operation.source is not None, str(caught.value)
+    assert event.cause is not None
