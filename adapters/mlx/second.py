@@ -12,7 +12,8 @@ from mlx.utils import tree_flatten, tree_unflatten
 from anynan._arrays.arguments import bound
 from anynan._arrays.containers import leaves
 from anynan._base.patches import Patches
-from anynan._diagnosis.lineage import Replay
+from anynan._calls.collector import collecting
+from anynan._diagnosis.lineage import OpRecord, Replay
 from anynan._diagnosis.recorder import Recorder
 from anynan._diagnosis.records import Origin
 from anynan._diagnosis.rules import repair as rules
@@ -20,6 +21,7 @@ from anynan._diagnosis.rules.repair import BaseFixRunner, Repair, around
 from anynan._diagnosis.trials import Attempt
 from anynan._readings.readings import Reading
 from anynan._trace.op import Key
+from anynan.mlx.bundle import call_of, host, take_call
 from anynan.mlx.layers import Layers, mapped
 from anynan.mlx.reading import EVALUATE, READER, is_float, squares
 from anynan.mlx.state import Root
@@ -127,15 +129,25 @@ class SecondRun(Run):
         self.runner = FixRunner(repairs) if repairs else None
         self._session, self._reading = session, reading
         notes: list[str] = []
-        self._recorder = Recorder(READER, self._outside, notes.append)
+        self._into = collecting.get()
+        self._recorder = Recorder(READER, self._outside, notes.append, self._offered)
         super().__init__(session.layers, root, self._recorder.see, self.runner)
         self.tape.notes = notes
         self._loss: Any = None
         self._norms: list[Any] = []
 
+    def _offered(self, record: OpRecord, op: Operation) -> None:
+        """Hand an operation to the bundle that wants it."""
+        into = self._into
+        if into is not None and into.wants(record):
+            into.take(record, partial(call_of, op), host)
+
     def call(self) -> None:
         """Call it, or a model and the gradient that came into it, and look at what it gives."""
         session, seen = self._session, self._recorder
+        if self._into is not None:
+            with self.tape.quiet():
+                take_call(self._into, self.root, session.input_names)
         if session.model is not None and self.root.cotangents:
             self._call_back(session.model)
             return

@@ -32,6 +32,8 @@ class Root(Began):
         super().__init__(fn, args, kwargs, held, reach)
         self.weights = layers.weights()
         self.cotangents: dict[str, Any] = {}
+        # For a bundle: what MLX draws from, and the states of NumPy's and Python's generators.
+        self.key = mx.random.state[0]
 
     def random(self) -> list[Callable[[], object]]:
         """Give what puts MLX's key back; it is read on the host where that is done."""

@@ -54,6 +54,8 @@ class Operation(LinkedOp):
         self.expected = context.expectations() if of is None else of.expected
         self.forward = None if of is None else of.number
         self.operands = {}
+        self.function = raw
+        self.arguments: tuple[Any, dict[str, Any]] = (), {}
         self.made: Sequence[Any] = ()
         self.own: Run | None = None  # takes arrays by the ids of those that they stand for
 
@@ -270,7 +272,7 @@ class Tape:
             place: Place = layer, call, phase, user_source(skip=2, framework="mlx")
             op = Operation(self._count, raw, place, given, params)
             self._count += 1
-            op.written = written
+            op.written, op.arguments = written, (args, kwargs)
             op.operands = {label: self.key(x) for label, x in given if hasattr(x, "dtype")}
             leaves = [x for x in {id(x): x for x in arrays((args, kwargs))}.values() if is_float(x)]
             flat = raw.rpartition(".")[2] in FLAT
@@ -311,6 +313,8 @@ class Tape:
             result = _filled(result, dict(zip(map(id, made), new, strict=True)))
             made = list(new)
         op.over()
+        if not grows:  # else its gradient has them
+            op.arguments = (), {}
         for key, x in zip(op.results, made, strict=True):
             makers = (op.name, *op.makers)[:2]
             self._enter(x, Made(weakref.ref(x), key, grows and is_float(x), makers))

@@ -59,9 +59,6 @@ def track(target: Any = ..., **options: Unpack[TrackOptions]) -> Any:
     if chosen.extra:
         msg = f"Advanced(stats={chosen.stats!r}): for MLX there are only absmax, min and max so far"
         raise ValueError(msg)
-    if chosen.save is not None:
-        msg = "save= is not there for MLX yet: no script can be written of its operations"
-        raise ValueError(msg)
     if target is ...:
         return functools.partial(start, options=chosen)
     return start(target, chosen)

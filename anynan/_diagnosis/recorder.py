@@ -52,6 +52,7 @@ class Recorder:
         outside: Says where bad values came from that no operation was seen making, by the key of
             the array and the array itself.
         tell: Is told of what could not be described: one sentence.
+        offer: Is offered each record and its operation, for a bundle.
 
     Attributes:
         records: Operations with bad results, in execution order.
@@ -60,9 +61,10 @@ class Recorder:
     """
 
     def __init__(
-        self, arrays: Arrays, outside: Callable[[Key, Any], Origin], tell: Callable[[str], None]
-    ) -> None:
-        self._arrays, self._outside, self._tell = arrays, outside, tell
+        self, arrays: Arrays, outside: Callable[[Key, Any], Origin], tell: Callable[[str], None],
+        offer: Callable[[OpRecord, Any], object] = lambda record, op: None,  # noqa: ARG005
+    ) -> None:  # fmt: skip
+        self._arrays, self._outside, self._tell, self._offer = arrays, outside, tell, offer
         self.records: list[OpRecord] = []
         self.sinks: list[Sink] = []
         self.passed: list[CheckedPoint] = []
@@ -97,7 +99,13 @@ class Recorder:
     def _made(self, phase: Phase, key: Key) -> tuple[int, ...]:
         if phase == "backward":
             return tuple(self._flow[key])
-        return (self._wrote[key],) if key in self._wrote else ()
+        if key in self._wrote:
+            return (self._wrote[key],)
+        if key[0] != "array":
+            return ()
+        # What no operation made may be a gradient that was handed out: of what had none either.
+        given = (found for of, found in self._flow.items() if of[0] == "array")
+        return tuple(dict.fromkeys(index for found in given for index in found))
 
     # Operations.
 
@@ -124,6 +132,7 @@ class Recorder:
             record.forward = next((self._wrote[k] for k in of.results if k in self._wrote), None)
         self.records.append(record)
         self._describe(op, record, op.outputs[bad.index(True)])
+        self._offer(record, op)
         if of is None:
             self._wrote |= {k: index for k, is_bad in zip(op.results, bad, strict=True) if is_bad}
         else:

@@ -45,6 +45,11 @@ class Snapshot:
             if isinstance(item, dict | list | set | tuple):
                 self._walk(item)
 
+    @property
+    def drawn(self) -> tuple[Any, Any]:
+        """Give the states of NumPy's and Python's global generators."""
+        return self._numpy, self._python
+
     def put_back(self) -> None:
         """Make all of it what it was, in the objects that it was."""
         for undo in self._undo:
@@ -75,6 +80,11 @@ class Began:
         self._kept = Kept() if reach is None else reach.now(self._given)
         self._state = Snapshot(held, self.random())
         self._written: dict[int, tuple[Any, Any]] = {}
+
+    @property
+    def drawn(self) -> tuple[Any, Any]:
+        """Give the states that NumPy's and Python's global generators had."""
+        return self._state.drawn
 
     # What a framework adds.
 

@@ -84,11 +84,26 @@ def with_numpy(what: str, **options: Any) -> Made:
     return anynan.track(lambda x: fn(x), **split(options)), x
 
 
+def with_mlx(what: str, **options: Any) -> Made:
+    mx = pytest.importorskip("mlx.core")
+    x = mx.array(X)
+    if what == "overflow":
+        x = x.astype(mx.float16)
+        return anynan.mlx.track(lambda x: (x * 60000) @ x.T, **split(options)), x
+    fn = {
+        "log": lambda x: mx.log(x),
+        "softmax": lambda x: mx.softmax(mx.where(x < 5, -mx.inf, x), axis=-1),
+        "gradient": mx.grad(lambda x: mx.sqrt(x * 0).sum()),
+    }[what]
+    return anynan.mlx.track(fn, **split(options)), x
+
+
 BACKENDS = {
     "torch": with_torch,
     "jax": with_jax,
     "tensorflow": with_tensorflow,
     "numpy": with_numpy,
+    "mlx": with_mlx,
 }
 
 

@@ -171,7 +171,45 @@ def with_keras(folder: Path) -> Failed:
     return failed
 
 
-FRAMEWORKS = {"torch": with_torch, "jax": with_jax, "keras": with_keras}
+def with_mlx(folder: Path) -> Failed:
+    mx = pytest.importorskip("mlx.core")
+    from mlx import nn, optimizers
+
+    class Grow(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = mx.ones(4)
+
+        def __call__(self, x: Any) -> Any:
+            return (x * self.w).astype(mx.float16)
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.grow = Grow()
+
+        def __call__(self, x: Any) -> Any:
+            return -mx.square(self.grow(x).astype(mx.float32)).mean()
+
+    model, optimizer = Net(), optimizers.SGD(RATE)
+
+    def step() -> None:
+        _, slopes = nn.value_and_grad(model, lambda x: model(x))(mx.array(X))
+        optimizer.update(model, slopes)
+        mx.eval(model.parameters())
+
+    tracker = anynan.mlx.track(model, save=folder / "bundle")
+    failed = until_it_fails(folder, tracker, step)
+    tracker.remove()
+    for _ in range(4):
+        step()
+    model.save_weights(str(folder / "weights.safetensors"))
+    model.save_weights(str(folder / "weights.npz"))
+    failed.files = [folder / "weights.safetensors", folder / "weights.npz"]
+    return failed
+
+
+FRAMEWORKS = {"torch": with_torch, "jax": with_jax, "keras": with_keras, "mlx": with_mlx}
 
 
 @pytest.fixture(scope="module", params=FRAMEWORKS)
