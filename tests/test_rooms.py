@@ -46,27 +46,6 @@ def test_adapters_of_traced_programs_share_theirs(adapter: str) -> None:
     assert (ADAPTERS / adapter / "README.md").exists()
 
 
-@pytest.mark.parametrize("adapter", ["jax", "tensorflow", "keras"])
-def test_no_file_of_an_adapter_of_traced_programs_knows_itself_by_way_of_others(
-    adapter: str,
-) -> None:
-    folder = ADAPTERS / adapter
-    files = {
-        f"anynan.{adapter}." + name.replace("/", "."): folder / f"{name}.py"
-        for name in _files(adapter)
-    }
-    knows: dict[str, set[str]] = {}
-    for module, path in files.items():
-        nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        froms = [node for node in nodes if isinstance(node, ast.ImportFrom) and node.module]
-        names = {f"{node.module}.{item.name}" for node in froms for item in node.names}
-        knows[module] = (names | {str(node.module) for node in froms}) & files.keys()
-    while leaves := [module for module, others in knows.items() if not others & knows.keys()]:
-        for module in leaves:
-            del knows[module]
-    assert not knows, "types count, too: hand over what is needed"
-
-
 @pytest.mark.parametrize("adapter", LARGE)
 def test_a_room_is_introduced_in_one_line(adapter: str) -> None:
     for path in (ADAPTERS / adapter).glob("*/__init__.py"):
@@ -112,35 +91,6 @@ def test_a_room_stands_on_those_below_it(room: str) -> None:
     for path in paths:
         above = {x for x in _imported(path) if x in ORDER and _floor(x) > _floor(room)}
         assert not above, f"{path.relative_to(CORE)} imports {', '.join(sorted(above))}"
-
-
-# Rooms whose files still import each other in a circle, each smaller than before: none may join.
-CIRCLES = {"_apps": 2}
-
-
-def _files_imported(path: Path, names: set[str]) -> set[str]:
-    """Name the modules of our own that a file imports: in functions and for types as well."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and node.module:
-            found |= {node.module, *(f"{node.module}.{each.name}" for each in node.names)}
-        elif isinstance(node, ast.Import):
-            found |= {each.name for each in node.names}
-    return found & names
-
-
-@pytest.mark.parametrize("room", [room for room in ORDER if (CORE / room).is_dir()])
-def test_the_files_of_a_room_import_one_way(room: str) -> None:
-    paths = {
-        ".".join(("anynan", *path.relative_to(CORE).with_suffix("").parts)): path
-        for path in (CORE / room).rglob("*.py")
-    }
-    left = {name: _files_imported(path, set(paths)) - {name} for name, path in paths.items()}
-    while free := {name for name, needs in left.items() if not needs & left.keys()}:
-        left = {name: needs for name, needs in left.items() if name not in free}
-    while free := {x for x in left if not any(x in needs for needs in left.values())}:
-        left = {name: needs for name, needs in left.items() if name not in free}
-    assert len(left) <= CIRCLES.get(room, 0), f"in a circle: {', '.join(sorted(left))}"
 
 
 PRODUCTS = sorted(path.parent.name for path in CORE.glob("_apps/*/__init__.py"))

@@ -35,11 +35,10 @@ from anynan.jax.replay.replay import replay
 from anynan.jax.replay.steps import Step
 from anynan.jax.session.session import Form
 from anynan.jax.tracking import checked
-from anynan.keras import seams
 from anynan.keras.jax_steps import Named, Part, Steps
 from anynan.keras.layers import layers_of, symbolic, weights_of
 from anynan.keras.messages import PLAIN_CALLS, TRACED_ELSEWHERE
-from anynan.keras.seams import Batches
+from anynan.keras.seams import KINDS, Batches, change, sessions, unwatch, watch
 from anynan.options import FOR_TRAINING, TrackOptions
 from anynan.tracker import Tracker, begin
 
@@ -231,7 +230,7 @@ def track(model: Any, **options: Unpack[TrackOptions]) -> Tracker:
 
 def session_of(model: Any) -> "KerasSession | None":
     """Return the session of a tracked model, None if it is not tracked."""
-    return next((found for found in seams.sessions() if found.model() is model), None)
+    return next((found for found in sessions() if found.model() is model), None)
 
 
 def _gone(ref: "weakref.ref[KerasSession]") -> None:
@@ -266,12 +265,12 @@ class KerasSession(Named):
 
     def attach(self) -> None:
         """Change the classes; look at the weights once."""
-        seams.watch(self, _compute_loss)
+        watch(self, _compute_loss)
         _watching.add(self)
         owners = {owner_of(type(x), "__call__"): None for x in self._paths}
         for owner in (keras.layers.Layer, *owners):
-            seams.change(owner, "__call__", _layer_call)
-        seams.change(keras.layers.Layer, "stateless_call", _stateless_call)
+            change(owner, "__call__", _layer_call)
+        change(keras.layers.Layer, "stateless_call", _stateless_call)
         self.attached(self._write_weight)
 
     def _write_weight(self, worst: BadParameter, rows: core.Step) -> None:
@@ -286,7 +285,7 @@ class KerasSession(Named):
         """Put the classes and the model's functions back; safe to call twice."""
         for part in self._parts():
             part.detach()
-        seams.unwatch(self)
+        unwatch(self)
         _watching.discard(self)
 
     def made(self, model: Any, function: Any, kind: str) -> Batches:
@@ -296,7 +295,7 @@ class KerasSession(Named):
 
     def _parts(self) -> list[Part]:
         model = self.model()
-        functions = [getattr(model, f"{kind}_function", None) for kind in seams.KINDS]
+        functions = [getattr(model, f"{kind}_function", None) for kind in KINDS]
         found = [x.steps.part for x in functions if isinstance(x, Batches)]
         return [part for part in found if part is not None]
 
@@ -381,7 +380,7 @@ _code = jax.jit(probes.code)
 def _layer_call(original: Any) -> Any:
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
         run = functools.partial(original, self)
-        for session in seams.sessions():
+        for session in sessions():
             path = session.path(self)
             if path is not None and not session.tracker.paused:
                 return session.calls.layer(run, self, path, args, kwargs)
@@ -392,7 +391,7 @@ def _layer_call(original: Any) -> Any:
 
 def _stateless_call(original: Any) -> Any:
     def stateless_call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        for session in seams.sessions():
+        for session in sessions():
             path = session.path(self)
             if path is not None and tracing() and not session.tracker.paused:
                 with jax.named_scope(LAYER + path):

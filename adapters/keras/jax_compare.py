@@ -8,8 +8,7 @@ import keras
 from anynan._base.patches import Patches
 from anynan.jax.compare import JaxSide
 from anynan.jax.graphs.stacks import LAYER
-from anynan.keras.compare import same_draws
-from anynan.keras.layers import is_symbolic, layers_of, refuse_unbuilt, weights_of
+from anynan.keras.layers import is_symbolic, layers_of, refuse_unbuilt, same_draws, weights_of
 
 
 class KerasSide(JaxSide):

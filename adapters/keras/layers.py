@@ -1,9 +1,15 @@
 """The layers and variables of a Keras model, by the names that every backend gives them."""
 
+import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import keras
+import numpy as np
+
+from anynan._base.patches import Patches
 from anynan._base.sources import GRAPHS
 
 # Of an operation of a functional graph Keras keeps no line but its own.
@@ -126,3 +132,51 @@ def _variables(layer: Any) -> Iterator[tuple[str, Any]]:
             yield variable.name, variable
     for seed in getattr(layer, "_seed_generators", None) or ():
         yield f"{seed.name}.state", seed.state
+
+
+@contextmanager
+def watching(
+    layers: dict[str, Any], before: Callable[..., Any], after: Callable[..., Any]
+) -> Iterator[None]:
+    """Stand at the calls of layers.
+
+    Args:
+        layers: The layers by their paths.
+        before: Called with path, layer, arguments and keywords; gives others, or None.
+        after: Called with path, layer, arguments, keywords and what the layer made.
+    """
+    paths = {id(layer): path for path, layer in layers.items()}
+
+    def watched(original: Any) -> Any:
+        @functools.wraps(original)
+        def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
+            path = paths.get(id(layer))
+            if path is None or is_symbolic(args, kwargs):
+                return original(layer, *args, **kwargs)
+            changed = before(path, layer, args, kwargs)
+            if changed is not None:
+                _keep_masks((args, kwargs), changed)
+                args, kwargs = changed
+            out = original(layer, *args, **kwargs)
+            after(path, layer, args, kwargs, out)
+            return out
+
+        return call
+
+    with Patches() as patches:
+        patches.change(keras.layers.Layer, "__call__", watched)
+        yield
+
+
+def _keep_masks(old: Any, new: Any) -> None:
+    """Carry the masks over that Keras hangs on tensors."""
+    for x, y in zip(keras.tree.flatten(old), keras.tree.flatten(new), strict=True):
+        mask = getattr(x, "_keras_mask", None)
+        if mask is not None and y is not x:
+            y._keras_mask = mask
+
+
+def same_draws(weights: list[Any]) -> list[tuple[Any, Any]]:
+    """Give the states of random generators, each with what both sides begin with."""
+    states = [weight.variable for weight in weights if weight.name.endswith(".state")]
+    return [(x, np.array([0, i], np.uint32)) for i, x in enumerate(states) if x.shape == (2,)]

@@ -21,7 +21,6 @@ from anynan._readings.readings import Reading
 from anynan._readings.step import Step
 from anynan._steps.tracked import Tracked
 from anynan.errors import AnomalyError
-from anynan.keras import seams
 from anynan.keras.layers import (
     Weight,
     is_symbolic,
@@ -30,7 +29,7 @@ from anynan.keras.layers import (
     weights_of,
 )
 from anynan.keras.messages import RUNS_UNCOMPILED
-from anynan.keras.seams import Batches
+from anynan.keras.seams import Batches, change, forget, sessions, unwatch, watch
 from anynan.options import Options
 from anynan.torch.call.models import Models
 from anynan.torch.call.randomstate import RandomState
@@ -143,25 +142,25 @@ class KerasSession(ModelSession):
 
     def attach(self) -> None:
         """Install the hooks, and change what Keras trains with."""
-        seams.watch(self, _compute_loss)
+        watch(self, _compute_loss)
         for owner in (keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer):
-            made = through(seams.sessions, "apply", paused="tracker.paused")
-            seams.change(owner, "apply", made)
-        made = through(seams.sessions, "scale_loss", paused="tracker.paused")
-        seams.change(keras.optimizers.LossScaleOptimizer, "scale_loss", made)
+            made = through(sessions, "apply", paused="tracker.paused")
+            change(owner, "apply", made)
+        made = through(sessions, "scale_loss", paused="tracker.paused")
+        change(keras.optimizers.LossScaleOptimizer, "scale_loss", made)
         # Building a model, Keras may run layers on made-up numbers.
-        seams.change(keras.SymbolicScope, "__enter__", _enter_symbolic)
-        seams.change(keras.SymbolicScope, "__exit__", _exit_symbolic)
+        change(keras.SymbolicScope, "__enter__", _enter_symbolic)
+        change(keras.SymbolicScope, "__exit__", _exit_symbolic)
         super().attach()
 
     def detach(self) -> None:
         """Undo everything; safe to call twice."""
         super().detach()
-        seams.unwatch(self)
+        unwatch(self)
 
     def __del__(self) -> None:
         super().__del__()
-        seams.forget(self)
+        forget(self)
 
     def made(self, model: Any, function: Any, kind: str) -> Batches:
         """Make each batch that a function of the model runs on a step."""
@@ -465,7 +464,7 @@ def _scale(optimizer: Any) -> torch.Tensor:
 
 def _enter_symbolic(original: Any) -> Any:
     def __enter__(self: Any) -> Any:  # noqa: N807
-        states = [session.threads.state() for session in seams.sessions()]
+        states = [session.threads.state() for session in sessions()]
         self._anynan = [(state, state.idle) for state in states]
         for state in states:
             state.idle = True
@@ -486,7 +485,7 @@ def _exit_symbolic(original: Any) -> Any:
 def _compute_loss(original: Any) -> Any:
     def compute_loss(self: Any, *args: Any, **kwargs: Any) -> Any:
         out = original(self, *args, **kwargs)
-        for session in seams.sessions():
+        for session in sessions():
             if session.model() is self and not session.tracker.paused:
                 session.loss(out)
         return out

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from anynan._apps.compare.captures import RunRequest
-from anynan.keras.compare import same_draws, watching
-from anynan.keras.layers import layers_of, refuse_unbuilt, weights_of
+from anynan.keras.layers import layers_of, refuse_unbuilt, same_draws, watching, weights_of
 from anynan.torch.compare import TorchSide
 
 

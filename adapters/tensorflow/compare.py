@@ -21,8 +21,7 @@ from anynan._apps.compare.captures import (
 from anynan._apps.compare.layers import LayerCapture, line
 from anynan._base.patches import Patches
 from anynan._files.formats import FORMATS
-from anynan.keras.compare import same_draws, watching
-from anynan.keras.layers import layers_of, refuse_unbuilt, weights_of
+from anynan.keras.layers import layers_of, refuse_unbuilt, same_draws, watching, weights_of
 
 # Functions whose result jumps where their operand moves by a rounding unit, in the field's words.
 _CHOOSING = {

@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Callable, Iterator
+from types import MethodType
 from typing import Any
 
 import torch
@@ -9,7 +10,6 @@ import torch
 from anynan._readings.patterns import choose
 from anynan.options import Options
 from anynan.torch.call.discovery import find_weights
-from anynan.torch.call.rootcall import argument_names
 from anynan.torch.private import BatchNorm, original
 from anynan.torch.read.paths import clean_path, join
 from anynan.torch.read.tensors import tensors
@@ -165,6 +165,15 @@ class Models:
 def given(fn: Callable[..., Any], args: Any, kwargs: Any) -> list[tuple[str, Any]]:
     """Name what a model or a function is called with."""
     fn = original(fn)  # a compiled module's own forward names nothing
-    names = argument_names(getattr(fn, "forward", fn))
+    names = _argument_names(getattr(fn, "forward", fn))
     named = [(names[i] if i < len(names) else f"args[{i}]", item) for i, item in enumerate(args)]
     return [*named, *kwargs.items()]
+
+
+def _argument_names(call: Callable[..., Any]) -> tuple[str, ...]:
+    """Name a function's positional arguments, cheaply enough for every call."""
+    code = getattr(call, "__code__", None)
+    if code is None:
+        return ()
+    names: tuple[str, ...] = code.co_varnames[: code.co_argcount]
+    return names[1:] if type(call) is MethodType else names

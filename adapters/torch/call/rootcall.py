@@ -7,7 +7,7 @@ from collections import UserDict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from types import CodeType, FrameType, MethodType
+from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -228,12 +228,3 @@ def caller() -> tuple[CodeType, int] | None:
             return frame.f_code, frame.f_lineno
         frame = frame.f_back
     return None
-
-
-def argument_names(call: Callable[..., Any]) -> tuple[str, ...]:
-    """Name a function's positional arguments, cheaply enough for every call."""
-    code = getattr(call, "__code__", None)
-    if code is None:
-        return ()
-    names: tuple[str, ...] = code.co_varnames[: code.co_argcount]
-    return names[1:] if type(call) is MethodType else names

@@ -3,21 +3,49 @@
 import threading
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol
 
+from anynan._diagnosis.lineage import Replay
 from anynan._readings.readings import Reading
 from anynan._readings.step import Step
 from anynan.torch.call.regions import Regions
 from anynan.torch.call.rootcall import RootCall
 from anynan.torch.read.slots import Slots
 
-if TYPE_CHECKING:
-    from anynan.torch.replay.operations import Operations
-
 
 class StopReplay(BaseException):
     """Leave user code during a replay; a BaseException, so that it is not swallowed."""
+
+
+class Watching(Protocol):
+    """Watch the operations of a step."""
+
+    watcher: Any
+
+    def enter(self, root: RootCall) -> None:
+        """Note what a root call is given."""
+
+    def look_at_gradients(self) -> None:
+        """Note the bad gradients that landed on weights."""
+
+    def watching(self) -> AbstractContextManager[None]:
+        """Watch what runs inside."""
+
+    def begin(self) -> None:
+        """Begin to watch, or go on."""
+
+    def end(self) -> None:
+        """Leave, at the outermost call."""
+
+    def seen(self, reading: Reading, value: Any) -> Replay | None:
+        """Tell what was seen so far."""
+
+    def ended(self, error: BaseException) -> Replay:
+        """Tell what was seen up to an exception."""
+
+    def finish(self) -> Replay:
+        """Stop, and hand over what was seen."""
 
 
 class State:
@@ -68,7 +96,7 @@ class State:
         self.in_step = False
         self.depth = 0
         self.regions = Regions()
-        self.operations: Operations | None = None
+        self.operations: Watching | None = None
         self.ended: list[Step] = []
         self.step_roots: list[tuple[int, weakref.ref[RootCall]]] = []
         # The models' own calls inside a function's step: each with its model's path, the last one.

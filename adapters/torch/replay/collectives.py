@@ -2,23 +2,19 @@
 
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import distributed
 
 from anynan._base.patches import Patches
 from anynan._diagnosis.evidence import ReplayError
-from anynan.torch.private import DispatchMode, StorageWeakRef, moved, storage_number
+from anynan.torch.private import DispatchMode, moved, storage_number
 from anynan.torch.read.probes import local, nonfinite
+from anynan.torch.replay.names import MOVING
 from anynan.torch.replay.operands import flat
+from anynan.torch.replay.watcher import Watcher
 
-if TYPE_CHECKING:
-    from anynan.torch.replay.watcher import Watcher
-
-_COLLECTIVES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor"})
-# What only moves values between ranks, or packs them for that.
-MOVING = _COLLECTIVES | {"fsdp"}
 _AVAILABLE = distributed.is_available()
 SENT = "what another rank sent"
 
@@ -68,7 +64,7 @@ class _NoCollectives(DispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if func.namespace in _COLLECTIVES:
+        if func.namespace in MOVING - {"fsdp"}:
             msg = (
                 f"the second run stopped at a collective ({func.overloadpacket}), since the other "
                 "ranks do not run it again"
@@ -103,7 +99,7 @@ class Sent(DispatchMode):
     overflows, would leave this rank one ahead of the others.
     """
 
-    def __init__(self, watcher: "Watcher") -> None:
+    def __init__(self, watcher: Watcher) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._watcher = watcher
 
@@ -129,17 +125,8 @@ class Sent(DispatchMode):
             label = ("input", SENT)
         written = args[0] if func.namespace == "c10d" else [kwargs.get("out"), out]
         for x in flat(written):
-            self._arrive(x, parents, label)
+            self._watcher.arrived(x, list(parents), label)
         return out
-
-    def _arrive(self, x: torch.Tensor, parents: list[int], label: Any) -> None:
-        watcher, key = self._watcher, _key(x)
-        watcher._uninitialised.pop(key, None)
-        watcher._bad.pop(key, None)
-        if parents:
-            watcher._bad[key] = (StorageWeakRef(x.untyped_storage()), list(parents))
-        elif label is not None:
-            watcher.outside[key] = label
 
 
 def _key(x: torch.Tensor) -> int:

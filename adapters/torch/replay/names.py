@@ -3,6 +3,8 @@
 import re
 from functools import lru_cache
 
+# Namespaces of operators that only move values between ranks, or pack them for that.
+MOVING = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "fsdp"})
 _WORDS = {
     "add": "add", "sub": "subtract", "rsub": "subtract", "mul": "multiply", "div": "divide",
     "true_divide": "divide", "floor_divide": "floor_divide", "pow": "pow", "float_power": "pow",

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -16,9 +16,7 @@ from anynan.torch.call.rootcall import RootCall
 from anynan.torch.private import node_number
 from anynan.torch.read.probes import local
 from anynan.torch.read.tensors import tensors
-
-if TYPE_CHECKING:
-    from anynan.torch.replay.watcher import Made, Ran
+from anynan.torch.replay.ran import Made, Ran
 
 _OWN = (torch.layout, torch.memory_format)
 
@@ -60,7 +58,7 @@ class Catcher:
             for handle in handles:
                 handle.remove()
 
-    def made(self, number: int, made: "Made", ran: "Ran") -> None:
+    def made(self, number: int, made: Made, ran: Ran) -> None:
         """Keep what a forward operation took, if the event is about its gradient."""
         wanted = self._into.wanted
         if wanted is None or wanted.phase != "backward" or ran.written or ran.backward:
@@ -69,7 +67,7 @@ class Catcher:
             args = [_copied(x) for x in ran.args]
             self._forward[number] = ran, args, {k: _copied(x) for k, x in ran.kwargs.items()}
 
-    def recorded(self, record: OpRecord, ran: "Ran", node: Any, incoming: tuple[Any, ...]) -> None:
+    def recorded(self, record: OpRecord, ran: Ran, node: Any, incoming: tuple[Any, ...]) -> None:
         """Take the operation, if it is the one that is wanted."""
         if not self._into.wants(record):
             return
@@ -97,7 +95,7 @@ def host(x: torch.Tensor) -> HostTensor:
     return HostTensor(name, tuple(x.shape), x.reshape(-1).view(torch.uint8).numpy().tobytes())
 
 
-def _called(ran: "Ran", args: list[Any], kwargs: dict[str, Any], operands: Operands) -> Call:
+def _called(ran: Ran, args: list[Any], kwargs: dict[str, Any], operands: Operands) -> Call:
     names = ran.shape.argument_names
 
     def value(name: str, x: Any) -> Any:
@@ -112,7 +110,7 @@ def _called(ran: "Ran", args: list[Any], kwargs: dict[str, Any], operands: Opera
 
 
 def _gradient(
-    ran: "Ran", args: list[Any], kwargs: dict[str, Any], incoming: tuple[Any, ...],
+    ran: Ran, args: list[Any], kwargs: dict[str, Any], incoming: tuple[Any, ...],
     operands: Operands,
 ) -> Call:  # fmt: skip
     """Describe a gradient: the forward operation, and what arrives at its results."""
@@ -135,7 +133,7 @@ def _copied(value: Any) -> Any:
     return value
 
 
-def _before(value: Any, ran: "Ran") -> Any:
+def _before(value: Any, ran: Ran) -> Any:
     """Give an argument as it was before the operation wrote to it."""
     if isinstance(value, list | tuple):
         return type(value)(_before(item, ran) for item in value)

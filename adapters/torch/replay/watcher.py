@@ -8,9 +8,7 @@ is tied to the forward operation that made it by autograd's sequence number.
 import math
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from collections.abc import Callable, Iterable
 from types import CodeType, FrameType
 from typing import Any, Self, cast
 
@@ -18,25 +16,23 @@ import torch
 
 from anynan._base import context
 from anynan._base.sources import is_anynans, user_source
-from anynan._base.summary import Summary
 from anynan._diagnosis.agreement import CheckedPoint
 from anynan._diagnosis.lineage import External, OpRecord, Sink
 from anynan._diagnosis.records import Builder, Given, Origin
-from anynan._trace.op import Observer, Op
-from anynan.events import Phase, Source
+from anynan._trace.op import Observer
+from anynan.events import Source
 from anynan.torch.call.state import StopReplay
-from anynan.torch.private import DispatchMode, StorageWeakRef, tree_map
+from anynan.torch.private import DispatchMode, StorageWeakRef
 from anynan.torch.private import node as _node
 from anynan.torch.private import sequence as _sequence
 from anynan.torch.private import task as _task
 from anynan.torch.read.probes import local, plain, read_ends, readable
-from anynan.torch.replay import collectives, operands
+from anynan.torch.replay import operands
 from anynan.torch.replay.fix_runner import FixRunner
-from anynan.torch.replay.names import canonical, node_name
+from anynan.torch.replay.names import MOVING, node_name
+from anynan.torch.replay.ran import OVERWRITING, Made, Ran, Shape, ShownOp, shape_of
 from anynan.torch.replay.saving import Catcher
 
-# What was there before is no operand of these.
-_OVERWRITING = frozenset({"copy", "fill", "zero", "random"})
 # So many frames may be between an operation and the function that prints a tensor.
 _DEEP = 6
 # Characters of what PyTorch says of an operation that could not be looked at.
@@ -44,180 +40,6 @@ _LONG = 160
 # So many function transforms may be inside of each other.
 _NESTED = 8
 _WRAPPERS = ("torch/_dynamo/eval_frame.py", "torch/_compile.py", "utils/_python_dispatch.py")
-
-
-@dataclass(slots=True)
-class Made:
-    """Remember where a forward operation ran, for the backward node it made."""
-
-    name: str
-    layer: str | None
-    call: int
-    source: Source | None
-    expected: dict[str, str] | None
-    record: int | None = None
-    shown: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """Say what an operator writes and whether its results are views."""
-
-    name: str
-    written: tuple[int, ...]
-    written_names: tuple[str, ...]
-    view: bool
-    argument_names: tuple[str, ...]
-
-
-@lru_cache(maxsize=4096)
-def shape_of(func: Any) -> Shape:
-    """Read an operator's schema once."""
-    schema = func._schema
-    written, names = [], []
-    for i, argument in enumerate(schema.arguments):
-        marked = argument.alias_info is not None and argument.alias_info.is_write
-        # Batch normalisation updates these and its schema does not say so.
-        if marked or argument.name in ("running_mean", "running_var"):
-            written.append(i)
-            names.append(argument.name)
-    view = any(
-        item.alias_info is not None and not item.alias_info.is_write for item in schema.returns
-    )
-    return Shape(
-        canonical(schema.name), tuple(written), tuple(names), view,
-        tuple(argument.name for argument in schema.arguments),
-    )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Ran:
-    """Hold an operation that ran and whose result is bad.
-
-    Attributes:
-        func: The operator.
-        shape: What its schema says.
-        args: Positional arguments.
-        kwargs: Arguments by name.
-        written: Tensors that it wrote to.
-        before: What these held before, by their identity.
-        backward: A backward pass ran it.
-        native: Autograd itself ran it, and no code of the user's.
-        frame: Who called it in a backward pass.
-    """
-
-    func: Any
-    shape: Shape
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    written: list[Any]
-    before: dict[int, torch.Tensor]
-    backward: bool
-    native: bool
-    frame: FrameType | None
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """Give every argument by its schema name."""
-        return operands.plain_arguments(self.shape.argument_names, self.args, self.kwargs)
-
-    def named(self) -> list[tuple[str, Any]]:
-        """List what it worked on by schema name, without what it only writes."""
-        found = operands.named(self.arguments)
-        if self.shape.name == "subtract" and "rsub" in str(self.func):
-            found.reverse()
-        if self.shape.name in _OVERWRITING:
-            return [(name, x) for name, x in found if not any(x is w for w in self.written)]
-        if self.shape.name == "batch_norm":
-            return operands.without_unread_statistics(found, self.arguments)
-        return found
-
-    def wide(self, output: Summary) -> float | None:
-        """Run it again in a wider dtype; give its largest magnitude if that is finite."""
-        if output.nan or self.written:
-            return None
-        return operands.wide(self.func, self.args, self.kwargs)
-
-
-class ShownOp(Op):
-    """Show one operation to an observer: what costs something is found out when it is asked for.
-
-    Args:
-        watcher: Who saw it.
-        ran: What ran.
-        out: What it gave.
-        number: Its place in the run.
-        frame: Who called it, while it is shown.
-    """
-
-    def __init__(
-        self, watcher: "Watcher", ran: Ran, out: Any, number: int, frame: FrameType | None
-    ) -> None:
-        node = _node() if ran.backward else None
-        made = None if node is None else watcher.made_by(node)
-        self.number, self._ran, self._out, self._watcher = number, ran, out, watcher
-        self.name = self.kernel = ran.shape.name
-        self.raw, self.written = str(ran.func), bool(ran.written)
-        self.layer, self.call = watcher.place()
-        if ran.native and node is not None:
-            self.name = node_name(node.name()) if made is None else made.name
-            self.raw = f"{node.name()} ({ran.func})"
-        if made is not None:
-            self.layer, self.call, self.forward = made.layer, made.call, made.shown
-        self.phase: Phase = "backward" if ran.backward else "forward"
-        if watcher.updating:
-            self.phase = "optimizer"
-        elif not ran.backward and self.layer is None:
-            self.phase = "loss"
-        self._made, self.frame = made if ran.native else None, frame
-
-    @cached_property
-    def source(self) -> Source | None:
-        """Give the user's line; ask while it is shown."""
-        known = None if self._made is None else self._made.source
-        return known or self._watcher.line(self.frame)
-
-    @property
-    def inputs(self) -> list[tuple[str, torch.Tensor]]:
-        """Give the tensors that it works on, by the names of its schema."""
-        before = self._ran.before
-        return [
-            (name, before.get(id(x), x))
-            for name, x in self._ran.named()
-            if isinstance(x, torch.Tensor) and (x.is_floating_point() or x.is_complex())
-        ]
-
-    @property
-    def outputs(self) -> list[torch.Tensor]:
-        """Give what it made, and what it wrote to."""
-        written = self._ran.written
-        made = [x for x in operands.flat(self._out) if not any(x is w for w in written)]
-        return made + written
-
-    @property
-    def params(self) -> dict[str, Any]:
-        """Give its plain arguments."""
-        return operands.params(self._ran.arguments)
-
-    def replaced(self, instead: Sequence[Any]) -> Any:
-        """Give its results with others in their place."""
-        new = {id(x): y for x, y in zip(self.outputs, instead, strict=True)}
-        for x in self._ran.written:
-            if new[id(x)] is not x:
-                x.copy_(new[id(x)])
-            new[id(x)] = x
-        return tree_map(lambda x: new.get(id(x), x), self._out)
-
-    def rerun(
-        self, inputs: Mapping[str, Any] | None = None, dtype: str | None = None
-    ) -> list[torch.Tensor]:
-        """Run it once more, outside of autograd.
-
-        Raises:
-            RerunError: If PyTorch has no kernel for it, or it draws random numbers.
-        """
-        ran = self._ran
-        return operands.rerun(ran.func, ran.arguments, ran.before, inputs or {}, dtype)
 
 
 class Watcher(DispatchMode):
@@ -284,7 +106,7 @@ class Watcher(DispatchMode):
         kwargs = kwargs or {}
         if any(hasattr(kind, "to_local") for kind in types):
             return NotImplemented  # what follows on the shards of this rank comes by, too
-        if self.busy or func.namespace in collectives.MOVING:  # see Sent there
+        if self.busy or func.namespace in MOVING:  # see collectives.Sent
             return func(*args, **kwargs)
         self.busy = True
         try:
@@ -512,7 +334,7 @@ class Watcher(DispatchMode):
         self, shape: Shape, args: Any, kwargs: Any, written: list[Any]
     ) -> dict[int, torch.Tensor]:
         """Copy what is about to be overwritten: an operand's health is that from before."""
-        if not written or shape.name in _OVERWRITING:
+        if not written or shape.name in OVERWRITING:
             return {}
         return {id(x): x.detach().clone() for x in written if plain(x) is not None}
 
@@ -650,6 +472,16 @@ class Watcher(DispatchMode):
         if _whole(x) or not any(x is w for w in written):
             self._bad.pop(key, None)
             self._uninitialised.pop(key, None)
+
+    def arrived(self, x: torch.Tensor, parents: list[int], label: Any) -> None:
+        """Note what a collective wrote: who made it bad, or where it came from."""
+        key = _key(x)
+        self._uninitialised.pop(key, None)
+        self._bad.pop(key, None)
+        if parents:
+            self._bad[key] = (StorageWeakRef(x.untyped_storage()), parents)
+        elif label is not None:
+            self.outside[key] = label
 
     # Sinks.
 
