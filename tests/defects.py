@@ -181,7 +181,7 @@ DEFECTS: tuple[Defect, ...] = (
         "anynan/_apps/scan/command.py", "UNREADABLE if file.unread else BAD if file.bad else FINE",
         "BAD if file.bad else FINE", "test_scan.py"),
     Defect("the operands of a subtraction are swapped",
-        "adapters/torch/replay/watcher.py", "            found.reverse()\n", "            pass\n",
+        "adapters/torch/replay/ran.py", "            found.reverse()\n", "            pass\n",
         "torch_adapter/test_replay.py"),
     Defect("PyTorch's random state is not restored after a second run",
         "adapters/torch/call/randomstate.py", "torch.set_rng_state(self.cpu)", "pass",
