@@ -1,5 +1,6 @@
 """Where MLX is changed while something is tracked, and what stands there."""
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -8,8 +9,12 @@ import mlx.core as mx
 from mlx import optimizers
 
 from anynan._base.patches import Patches, owner_of, through
+from anynan._base.sources import is_anynans
 from anynan.mlx.names import WRITING
 from anynan.mlx.reading import EVALUATE
+
+# What brings values to the host, beside ``mx.eval``. The buffer that NumPy reads has no such name.
+_READING = ("item", "tolist", "__repr__", "__float__", "__int__", "__bool__")
 
 
 class Seams:
@@ -28,6 +33,8 @@ class Seams:
             self._change(mx.array, name, self._writing)
         self._change(mx, "eval", self._evaluating)
         self._change(mx, "async_eval", self._evaluating)
+        for name in _READING:
+            self._change(mx.array, name, self._looking)
         self.cover(session.layers.classes())
 
     def cover(self, classes: set[type]) -> None:
@@ -79,6 +86,16 @@ class Seams:
             return result
 
         return evaluate
+
+    def _looking(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        """Judge where the program reads a value, which computes it."""
+
+        def look(x: Any, *args: Any) -> Any:
+            if self.sessions and not is_anynans(sys._getframe(1).f_code.co_filename):
+                mx.eval(x)
+            return real(x, *args)
+
+        return look
 
 
 def _together(real: Callable[..., Any], args: tuple[Any, ...], waiting: list[Any]) -> Any:

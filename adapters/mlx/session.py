@@ -4,6 +4,7 @@ import math
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from mlx import nn
@@ -194,7 +195,7 @@ class Session(LazyAdapter):
         if local.second is not None:
             return local.second.layer(run, module, path, args, kwargs)
         if self._reach is None and not local.inside:
-            self._begin(run, path, args, kwargs)
+            self._begin(run, module, path, args, kwargs)
         if local.root is None:  # outside of the tracked function
             return run(*args, **kwargs)
         call, local.calls[path] = local.calls[path], local.calls[path] + 1
@@ -209,13 +210,14 @@ class Session(LazyAdapter):
             return out
         return mapped(out, "output", lambda x, label: self._leave(path, call, label, x, read))
 
-    def _begin(self, run: Any, path: str, args: Any, kwargs: Any) -> None:
+    def _begin(self, run: Any, module: Any, path: str, args: Any, kwargs: Any) -> None:
         """Begin a step of a tracked model with a call of it."""
         local = self.local
         if local.root is not None and local.over and not path:  # else a layer that is made again
             self.end()
         if local.root is None or not path:
-            local.root = self.began(run, args, kwargs)
+            # A second run of it comes by here as well: what leaves this layer is looked at, too.
+            local.root = self.began(partial(self.layer, run, module), args, kwargs)
         if not path:
             self.write_inputs(bound(self.input_names, args, kwargs))
 

@@ -261,3 +261,20 @@ def test_an_option_that_is_not_there_is_refused(options: dict[str, Any]) -> None
 def test_the_common_track_leads_a_model_here() -> None:
     with pytest.raises(TypeError, match="anynan.mlx.track"):
         anynan.track(Net())
+
+
+READS = {"item": lambda x: x.item(), "tolist": lambda x: x.tolist(), "repr": repr, "float": float}
+
+
+@pytest.mark.parametrize("read", READS)
+def test_a_model_is_judged_where_the_program_reads_what_it_gave(read: str) -> None:
+    net = Root()  # the model's own code, and no layer's
+    before = mx.array.item
+    tracker = anynan.mlx.track(net)
+    event = failure(lambda x: READS[read](net(x).sum()), mx.array([-1.0]))
+    assert event.operation is not None
+    assert (event.layer, event.operation.name) == ("", "sqrt")
+    assert event.cause is not None
+    assert event.cause.tag == "sqrt_of_negative"
+    tracker.remove()
+    assert mx.array.item is before
