@@ -120,3 +120,64 @@ def test_a_text_that_names_an_option_of_advanced_writes_it_as_it_must_be_typed()
     ]
     assert len(paths) > 200
     assert found == []
+
+
+def _unnamed(node: ast.AST, texts: frozenset[str] = frozenset()) -> bool:
+    """Tell whether an expression is a text that no message gives."""
+    match node:
+        case ast.Constant(value=str(text)):
+            return bool(text)
+        case ast.JoinedStr():
+            calls = [x.func for x in ast.walk(node) if isinstance(x, ast.Call)]
+            return not any(ast.unparse(call).rpartition(".")[2].isupper() for call in calls)
+        case ast.Name(id=name):
+            return name in texts
+        case ast.Call(func=ast.Attribute(value=inner, attr="format")):
+            return _unnamed(inner, texts)
+    return False
+
+
+def _notes(tree: ast.Module) -> Iterator[tuple[int, ast.expr, frozenset[str]]]:
+    """Walk what a file adds to the notes of an event or an exception, or to those of a tracker."""
+    for scope in [tree, *(x for x in ast.walk(tree) if isinstance(x, ast.FunctionDef))]:
+        owned = tree.body if scope is tree else [*tree.body, *ast.walk(scope)]
+        texts = frozenset(
+            target.id
+            for node in owned
+            if isinstance(node, ast.Assign) and _unnamed(node.value)
+            for target in node.targets
+            if isinstance(target, ast.Name)
+        )
+        for node in ast.walk(scope) if scope is not tree else []:
+            if not isinstance(node, ast.Call):
+                continue
+            if isinstance(node.func, ast.Attribute):
+                at = ast.unparse(node.func.value)
+                adds = node.func.attr == "append" and at.endswith("notes")
+                if adds or node.func.attr in ("say", "remark", "mention", "add_note"):
+                    yield from ((node.lineno, item, texts) for item in node.args[:1])
+            for item in (key.value for key in node.keywords if key.arg == "notes"):
+                if isinstance(item, ast.Tuple):
+                    yield from ((node.lineno, part, texts) for part in item.elts)
+
+
+# What is no note on an event: of a comparison, a stress test, a precision run, a bundle's folder;
+# and where a batch came from.
+OTHERS = ("_apps", "_bundle", "_compare", "_files", "_trace")
+OTHERS_FILES = {
+    "compare.py", "observe.py", "precision.py", "_checks.py", "again.py", "loaders.py",
+    "firstbad.py",
+}  # fmt: skip
+
+
+def test_no_note_on_an_event_is_without_a_name() -> None:
+    root = Path(anynan.__file__).parent
+    paths = [*root.glob("*.py"), *root.glob("_*/**/*.py"), *root.glob("[a-z]*/**/*.py")]
+    found = [
+        f"{path.relative_to(root)}:{line}: {ast.unparse(item)}"
+        for path in paths
+        if path.relative_to(root).parts[0] not in OTHERS and path.name not in OTHERS_FILES
+        for line, item, texts in _notes(ast.parse(path.read_text(encoding="utf-8")))
+        if _unnamed(item, texts)
+    ]
+    assert sorted(set(found)) == []

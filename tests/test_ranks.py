@@ -99,7 +99,9 @@ def test_the_event_says_who_else_was_bad() -> None:
     event = Event("torch", "last", "forward", "nan", "bad", 3, rank=1)
     claims = [forward(rank, rank) for rank in (3, 1, 0)]
     (note,) = with_others(event, claims[1], claims).notes
-    assert note == "ranks 0 and 3 had bad readings in this step, too; the first was on rank 1"
+    assert note == (
+        "ranks 0 and 3 had bad readings in this step, too; the first was on rank 1 [ranks-too]"
+    )
     assert with_others(event, claims[1], claims[1:2]) == event
 
 

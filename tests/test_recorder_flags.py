@@ -287,9 +287,9 @@ def test_patterns_choose_scopes() -> None:
     [
         ({"colour": 1}, TypeError, "no option 'colour'; the options are action"),
         ({"action": "skip"}, ValueError, "array code does not say what its update is"),
-        ({"patience": 2}, ValueError, "patience=2 drops the update"),
+        ({"patience": 2}, ValueError, r"Advanced\(patience=2\) drops the update"),
         ({"parameters": True}, ValueError, "which arrays are weights"),
-        ({"stats": ["rms"]}, ValueError, "'rms' is not read from array code"),
+        ({"stats": ["rms"]}, ValueError, r"'rms'\) is not read from array code"),
         ({"read": "later"}, ValueError, "read='later' is unknown"),
     ],
 )

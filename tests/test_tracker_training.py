@@ -162,7 +162,7 @@ def test_other_bad_weights_are_counted_and_named() -> None:
     with lent(model, "head", NAN), lent(model, "embed", NAN):
         event = failure(tracker, GOOD).event
     assert event.parameter == "embed.weight"
-    assert event.notes == ("1 more parameter or buffer is bad too: head.weight",)
+    assert event.notes == ("1 more parameter or buffer is bad too: head.weight [more-weights]",)
 
 
 def test_a_weight_is_not_blamed_for_a_step_that_its_own_bad_update_came_from() -> None:

@@ -25,6 +25,7 @@ from anynan._readings.policy import reading_kind
 from anynan._readings.step import Step
 from anynan.arrays.bundle import call_of, host
 from anynan.arrays.errorlog import ErrorLog
+from anynan.arrays.messages import OUT_OF_SIGHT
 from anynan.arrays.names import is_number, named, params
 from anynan.arrays.records import light, measured, wide
 from anynan.arrays.tape import Tape, Watching
@@ -178,7 +179,7 @@ class LiveTape(Tape):
                 overwritten = not parents and x._cell.label is not None and not x._cell.bad
                 self.sinks.append(Sink(phase, layer, tensor, parents, kind, overwritten))
                 if not parents:
-                    self.notes.append(self.unseen())
+                    self.notes.append(OUT_OF_SIGHT(why=self.unseen(), guess=""))
         rows = self.rows
         if rows is None:
             self.passed.append(CheckedPoint(layer, phase, tensor, 0, lo, hi))
@@ -245,7 +246,8 @@ class LiveTape(Tape):
             self.notes.append(self.unseen())
             return ()
         self._told = told
-        self.notes.append(f"{self.unseen()}, which probably made it")
+        guess = ", which probably made it"
+        self.notes.append(OUT_OF_SIGHT(why=self.unseen(), guess=guess))
         return (told.index,)
 
     def heard(self) -> bool:

@@ -27,3 +27,23 @@ ARGUMENTS_OVERWRITTEN = Message(
     "operands are known",
 )
 ARRAY_PARTED = Message("array-parted", "{parted}, so only the extremes of operands are known")
+NUMPY_LOG = Message(
+    "numpy-log",
+    "NumPy's error log of this call has: {log}, which probably made what the program then refused",
+)
+NUMPY_LOG_UNREAD = Message(
+    "numpy-log-unread",
+    "NumPy's error log of this call has: {log}. The call returned and wrote nothing that could be "
+    "read, so whether this does harm is not known: return the arrays, or give them to anynan.check",
+)
+STAND_IN_REFUSED = Message(
+    "stand-in-refused",
+    "anynan: in a tracked function an array is a stand-in (TrackedArray), which this code did "
+    "not take: give it the plain array{where}, numpy.asarray(x), or pause the tracker",
+)
+NUMPY_LOG_FIRST = Message("numpy-log-first", "{why}; NumPy's error log of the first run has: {log}")
+UNSEEN_AGAIN = Message(
+    "unseen-again", "a second run came to the same, and did not see which operation made it"
+)
+OUT_OF_SIGHT = Message("out-of-sight", "{why}{guess}")
+CALL_NOT_AGAIN = Message("call-not-again", "the call was not run again: {error}")

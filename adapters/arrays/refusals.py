@@ -4,12 +4,9 @@ from collections.abc import Iterator
 from types import FrameType, TracebackType
 
 from anynan._base.sources import is_library, is_own, user_source
+from anynan.arrays.messages import STAND_IN_REFUSED
 from anynan.arrays.tracked import TrackedArray, is_tracked
 
-_NOTE = (
-    "anynan: in a tracked function an array is a stand-in (TrackedArray), which this code did "
-    "not take: give it the plain array{where}, numpy.asarray(x), or pause the tracker"
-)
 # What code raises that was given something of the wrong class.
 _REFUSALS = (TypeError, ValueError, AttributeError, BufferError, LookupError)
 
@@ -23,7 +20,7 @@ def explain(error: BaseException) -> None:
         return
     line = user_source(frames[-1]) if frames else None
     where = "" if line is None else f" at {line.file.rpartition('/')[2]}:{line.line}"
-    note = _NOTE.format(where=where)
+    note = STAND_IN_REFUSED(where=where)
     if note not in getattr(error, "__notes__", ()):
         error.add_note(note)
 

@@ -31,6 +31,7 @@ from anynan.arrays.live import LiveTape
 from anynan.arrays.messages import (
     ARGUMENTS_OVERWRITTEN,
     ARRAY_PARTED,
+    CALL_NOT_AGAIN,
     PATTERN_UNMATCHED,
     SCALAR_DEFERRED,
 )
@@ -92,7 +93,7 @@ class ArraySession(Calls):
                 call.again(self, seen_by)
                 seen = seen_by.replay()
             except ReplayError as error:
-                reason = f"the call was not run again: {error}"
+                reason = CALL_NOT_AGAIN(error=error)
             except Exception as error:  # noqa: BLE001  the first run's own records are left
                 reason = REPLAY_STOPPED(where=f"at {type(error).__name__} {error}".rstrip())
             else:

@@ -33,6 +33,12 @@ from anynan.arrays.calls import Calls
 from anynan.arrays.errorlog import STATE, ErrorLog
 from anynan.arrays.fast import NUMBERS, FastPath, named
 from anynan.arrays.live import LiveTape
+from anynan.arrays.messages import (
+    NUMPY_LOG,
+    NUMPY_LOG_FIRST,
+    NUMPY_LOG_UNREAD,
+    UNSEEN_AGAIN,
+)
 from anynan.arrays.modules import taking_stand_ins
 from anynan.arrays.reachable import SMALL, mark
 from anynan.arrays.state import State
@@ -42,13 +48,6 @@ from anynan.arrays.tracked import TrackedArray
 from anynan.events import Event, Phase
 
 _SHAPES = 1000  # kinds of arguments and results whose names are kept
-ENDED = (
-    "NumPy's error log of this call has: {log}, which probably made what the program then refused"
-)
-UNREAD = (
-    "NumPy's error log of this call has: {log}. The call returned and wrote nothing that could be "
-    "read, so whether this does harm is not known: return the arrays, or give them to anynan.check"
-)
 
 
 class StepTape(LiveTape):
@@ -402,7 +401,7 @@ class StepLevel:
         if len(began.log.lines) != 1:
             return None
         (error,) = began.log.lines
-        return error.record(0), ENDED.format(log=began.log)
+        return error.record(0), NUMPY_LOG(log=began.log)
 
     def _tell_unread(self, began: CallSnapshot, state: State, rows: Step) -> None:
         """Warn of NaN that NumPy noted in a call of which nothing that came out could be read."""
@@ -410,7 +409,7 @@ class StepLevel:
             return
         record = began.log.first_nan()
         if record is not None:
-            note = UNREAD.format(log=began.log)
+            note = NUMPY_LOG_UNREAD(log=began.log)
             self._session.tracker.judge.note_operation(rows, record, note)
 
     def _written(self, tape: StepTape, began: CallSnapshot, done: Any) -> None:
@@ -517,7 +516,7 @@ class StepLevel:
 
     def _unseen(self, began: CallSnapshot, reading: Reading, seen: Replay) -> Replay:
         """Ask the error log where a second run came to the same without seeing what made it."""
-        why = "a second run came to the same, and did not see which operation made it"
+        why = UNSEEN_AGAIN()
         tape: LiveTape = self._local.tape
         if tape.others:  # it hears nothing of what a table does
             seen.notes.append(why)
@@ -535,7 +534,7 @@ class StepLevel:
         kind = reading.kind or "nan"
         if not any(error.makes(kind) for error in began.log.lines):
             raise ReplayError(why)
-        note = f"{why}; NumPy's error log of the first run has: {began.log}"
+        note = NUMPY_LOG_FIRST(why=why, log=began.log)
         record = began.log.told(0, kind)
         if record is None:
             raise ReplayError(note)

@@ -20,3 +20,7 @@ SKIP_INSIDE = Message(
     "outermost function, which takes and returns the weights",
 )
 CALLBACK_AGAIN = Message("callback-again", "the second run called {what} again")
+PART_UNREAD = Message("part-unread", "the inside of a part of the step could not be read ({error})")
+CRASH_UNREAD = Message(
+    "crash-unread", "anynan could not look whether a bad value led to this: {why}{more}"
+)

@@ -22,20 +22,12 @@ from anynan.torch.call.discovery import (
     find_iterators,
 )  # fmt: skip
 from anynan.torch.call.randomstate import RandomState
+from anynan.torch.messages import BATCH_WRITTEN, SEARCH_BEHIND, SEARCH_GUESS, STATE_BAD
 from anynan.torch.private import version
 from anynan.torch.read.probes import all_ends, measure, plain
 from anynan.torch.session.function import FunctionSession
 from anynan.torch.tracking import KNOWN, start
 from anynan.torch.update.snapshot import Snapshot, pause_trackers, stateful_objects
-
-BEHIND = (
-    "found by looking at the state after the step: the tracker saw nothing bad, so it was made "
-    "where it does not watch"
-)
-GUESS = (
-    "it did not happen again when the batches ran a second time from the last good state: the "
-    "batch is a guess"
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -219,7 +211,7 @@ class _Search:
                     raise error
                 event = _at(new[0], index) if new else self.look([loss], index, unread)
                 if event is not None:
-                    notes = event.notes if new else (*event.notes, BEHIND)
+                    notes = event.notes if new else (*event.notes, SEARCH_BEHIND())
                     return BadBatch(index, replace(event, notes=notes), batch)
             return None
         finally:
@@ -265,12 +257,9 @@ class _Search:
                 failed.add_note(f"in batch {index} of first_bad_batch")
                 raise failed
             assert seen is not None  # or there was nothing to look for
-            found = BadBatch(index, replace(seen, notes=(*seen.notes, GUESS)), batch)
+            found = BadBatch(index, replace(seen, notes=(*seen.notes, SEARCH_GUESS())), batch)
         if changed:
-            note = (
-                f"the step writes into its batch (batch {changed}), so what was run again started "
-                "from other values"
-            )
+            note = BATCH_WRITTEN(batch=changed)
             event = replace(found.event, notes=(*found.event.notes, note))
             found = replace(found, event=event)
         return found
@@ -288,8 +277,7 @@ class _Search:
             phase: Any = "forward" if part.buffer else part.phase
             judged = self.options.policy.judge(phase, low, high, layer=layer)
             if judged is not None and judged[1] == "bad":
-                kept = f"{part.tensor}, which the optimizer keeps for this weight"
-                note = f"what is bad is {kept}: the weight follows at its next update"
+                note = STATE_BAD(part=part.tensor)
                 return Event(
                     backend="torch", layer=layer, phase=part.phase, kind=judged[0], severity="bad",
                     step=index, tensor=part.tensor, parameter=part.weight,

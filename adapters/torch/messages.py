@@ -92,3 +92,23 @@ REPLAY_FROM_ONES = Message(
     "the gradient that came into the model was larger than "
     "Advanced(keep=...) allows, so the second backward pass started from ones",
 )
+SEARCH_BEHIND = Message(
+    "search-behind",
+    "found by looking at the state after the step: the tracker saw nothing bad, so it was made "
+    "where it does not watch",
+)
+SEARCH_GUESS = Message(
+    "search-guess",
+    "it did not happen again when the batches ran a second time from the last good state: the "
+    "batch is a guess",
+)
+BATCH_WRITTEN = Message(
+    "batch-written",
+    "the step writes into its batch (batch {batch}), so what was run again started from other "
+    "values",
+)
+STATE_BAD = Message(
+    "state-bad",
+    "what is bad is {part}, which the optimizer keeps for this weight: the weight follows at its "
+    "next update",
+)

@@ -14,11 +14,6 @@ from anynan._readings.step import Step
 from anynan.errors import reason
 from anynan.events import Event, Spread
 
-GAVE = (
-    "what became of it on the way to the loss is outside the model and was not seen: track the "
-    "training step function to be sure"
-)
-
 
 class Row(NamedTuple):
     """Say what a bad reading may be.
@@ -87,7 +82,7 @@ def _weigh(case: Investigation) -> None:
     if replayed.inner:
         case.notes.append(messages.CALL_ALONE())
     if replayed.incoming and not case.incoming:
-        case.notes.append(GAVE)
+        case.notes.append(messages.UNSEEN_TO_LOSS())
 
 
 def bare(case: Investigation, error: Exception) -> Event:

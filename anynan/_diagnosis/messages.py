@@ -53,3 +53,13 @@ HIDDEN_BEFORE = Message(
 CONTAINED = Message(
     "contained", "contained: its bad values reached no layer output, loss or gradient"
 )
+UNSEEN_TO_LOSS = Message(
+    "unseen-to-loss",
+    "what became of it on the way to the loss is outside the model and was not seen: track the "
+    "training step function to be sure",
+)
+FIRST_LOOK = Message(
+    "first-look", "{name} was bad as it was first looked at: nothing spoilt it here"
+)
+BUFFER_NOW = Message("buffer-now", "{name} is bad now; whether it was before this is not known")
+MORE_WEIGHTS = Message("more-weights", "{count} more {word} bad too: {names}")

@@ -199,5 +199,5 @@ class Consequences:
 
     def came_again(self, step: Step, first: Step) -> None:
         """Count a step that was given what failed an earlier one; it is not looked into."""
-        said = f"the same bad values came in as in step {first.failed.step}, which was reported"
+        said = messages.SAME_INPUT(step=first.failed.step)
         self._count(step, first, 1, said)

@@ -6,7 +6,7 @@ from anynan._readings.step import Step
 from anynan._steps.actions import Actions
 from anynan._steps.consequences import Consequences
 from anynan._steps.framework import Escalation
-from anynan._steps.messages import WATCHED_CLOSELY
+from anynan._steps.messages import WATCHED_CLOSELY, WATCHED_FOUND, WATCHED_OVER
 from anynan._steps.notes import Notes
 from anynan._steps.subject import Subject
 from anynan.events import Event
@@ -62,7 +62,7 @@ class Escalator:
         if self._what is None or not self.left or step.number <= self._since:
             return event
         self.left = 0
-        note = f"found because {self._what.found.format(step=self._since + 1)}"
+        note = WATCHED_FOUND(what=self._what.found.format(step=self._since + 1))
         return replace(event, notes=(*event.notes, note))
 
     def settle(self, step: Step) -> None:
@@ -71,7 +71,5 @@ class Escalator:
             return
         self.left -= 1
         if not self.left:
-            self._notes.mention(
-                f"what was not reproduced in step {self._since} did not come back in "
-                f"{self._what.steps} steps: {self._what.over}"
-            )
+            steps, over = self._what.steps, self._what.over
+            self._notes.mention(WATCHED_OVER(since=self._since, steps=steps, over=over))

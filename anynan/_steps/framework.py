@@ -13,6 +13,7 @@ from anynan._diagnosis.lineage import Replay
 from anynan._diagnosis.rules.repair import Repair
 from anynan._diagnosis.trials import Attempt
 from anynan._readings.readings import Reading
+from anynan._steps.messages import UNMEASURED
 from anynan.errors import reason
 from anynan.options import Options
 
@@ -166,7 +167,7 @@ class Framework:
             try:
                 return found()
             except Exception as error:  # noqa: BLE001  what was found must not be lost
-                notes.append(f"{what}: {reason(error)}")
+                notes.append(UNMEASURED(what=what, error=reason(error)))
                 return otherwise
 
         summary, rows = None, ()

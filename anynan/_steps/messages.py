@@ -37,3 +37,15 @@ INSIDE_LOOP = Message(
     "inside-loop",
     "{layer} runs inside a loop or a branch, and is read when that ends",
 )
+WATCHED_FOUND = Message("watched-found", "found because {what}")
+WATCHED_OVER = Message(
+    "watched-over",
+    "what was not reproduced in step {since} did not come back in {steps} steps: {over}",
+)
+UNMEASURED = Message("unmeasured", "{what}: {error}")
+RANKS_TOO = Message(
+    "ranks-too", "{ranks} had bad readings in this step, too; the first was on rank {first}"
+)
+SAME_INPUT = Message(
+    "same-input", "the same bad values came in as in step {step}, which was reported"
+)

@@ -6,6 +6,7 @@ from typing import Any
 
 from anynan._readings.step import Step
 from anynan._steps.judge import Judge
+from anynan._steps.messages import RANKS_TOO
 from anynan.events import Event, Phase
 
 _CLASSES: dict[str, int] = {"loss": 1, "backward": 2, "optimizer": 3}
@@ -122,7 +123,7 @@ def with_others(event: Event, chosen: Claim, claims: Sequence[Claim]) -> Event:
     ranks = sorted(claim.rank for claim in claims if claim.rank != chosen.rank)
     if not ranks:
         return event
-    note = f"{listed(ranks)} had bad readings in this step, too; the first was on rank {event.rank}"
+    note = RANKS_TOO(ranks=listed(ranks), first=event.rank)
     return replace(event, notes=(*event.notes, note))
 
 

@@ -108,7 +108,9 @@ def test_what_is_donated_is_kept_until_the_fault_comes_back():
     assert first.operation is None
     assert "what the next 100 steps donate is kept" in first.notes[-1]
     assert second.operation.name == "log"
-    assert second.notes == ("found because what the steps donate was kept from step 2 on",)
+    assert second.notes == (
+        "found because what the steps donate was kept from step 2 on [watched-found]",
+    )
     x = jnp.ones(3)
     tracker(x, 1.0)
     assert x.is_deleted()
@@ -137,7 +139,7 @@ def test_what_ends_a_step_that_gave_its_state_away_says_what_is_known(action):
     assert tracker.events == ()
     (note,) = [note for note in error.__notes__ if "anynan" in note]
     assert "w was donated to the step" in note
-    assert note.endswith("bad values are in x")
+    assert note.endswith("bad values are in x [crash-unread]")
 
 
 def logarithm(x):

@@ -21,6 +21,7 @@ from anynan._steps.inputs import ANYTHING
 from anynan._steps.messages import STEPS_UNSEEN
 from anynan._steps.tracked import Tracked
 from anynan.events import CARRIED, STATE
+from anynan.jax.messages import CRASH_UNREAD, PART_UNREAD
 from anynan.jax.program import signature
 from anynan.jax.program.trace import ShutError
 from anynan.jax.program.watch import State, Watch
@@ -221,15 +222,13 @@ class StepReader:
         try:
             return self._seen(step, lambda step: up_to(step, error))
         except ReplayError as why:
-            note = f"anynan could not look whether a bad value led to this: {why}"
             names = [
                 leaf.name
                 for leaf, array in zip(step.program.leaves, step.arrays, strict=True)
                 if _is_bad(array)
             ]
-            if names:
-                note += f"; of what the step was given, bad values are in {', '.join(names)}"
-            error.add_note(note)
+            more = f"; of what the step was given, bad values are in {', '.join(names)}"
+            error.add_note(CRASH_UNREAD(why=why, more=more if names else ""))
             return None
 
     def _unchecked(self, step: Step, table: Any) -> None:
@@ -378,7 +377,7 @@ class StepReader:
             self._local.step = again = step.without(error.paths)
             seen = look(again)
             if seen is not None:
-                seen.notes.append(f"the inside of a part of the step could not be read ({error})")
+                seen.notes.append(PART_UNREAD(error=error))
             return seen
 
     def attempt(self, reading: Reading, repairs: Sequence[Repair]) -> Attempt | None:

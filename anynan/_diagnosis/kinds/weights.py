@@ -28,8 +28,6 @@ OF_CHOICE = messages.INFERRED(
     why="the code wrote the bad value itself, and may have chosen to because of what came of this "
     "weight",
 )
-FIRST_LOOK = "{name} was bad as it was first looked at: nothing spoilt it here"
-BEFORE = "{name} is bad now; whether it was before this is not known"
 
 
 class BadWeights(NamedTuple):
@@ -83,7 +81,7 @@ def _may_have_spoilt(case: Investigation, buffer: BadParameter) -> bool:
     reading, own = case.reading, buffer.layer
     since = case.meant.get(buffer.name)
     if since is None and not buffer.before:
-        case.notes.append(BEFORE.format(name=buffer.name))
+        case.notes.append(messages.BUFFER_NOW(name=buffer.name))
         return False
     if since is not None and since < reading.step:
         case.notes.append(messages.ALSO_BAD(names=f"{buffer.name} is bad,"))
@@ -126,7 +124,7 @@ def _situation(case: Investigation, chosen: BadParameter, write: OpRecord | None
     since = None if case.clean is None or write is not None else (case.clean, case.reading.step)
     if chosen.name in case.meant:
         since = None
-        case.notes.append(FIRST_LOOK.format(name=chosen.name))
+        case.notes.append(messages.FIRST_LOOK(name=chosen.name))
     return Situation(
         phase, chosen.summary.kind or case.kind, layer=chosen.layer, tensor=chosen.name,
         parameter=chosen.name, summary=chosen.summary, since=since, gradient=chosen.gradient,
@@ -145,7 +143,7 @@ def _note_others(case: Investigation, bad: list[BadParameter], chosen: BadParame
     if beside:
         word = "parameter or buffer is" if len(beside) == 1 else "parameters and buffers are"
         names = ", ".join(beside[:3]) + (", ..." if len(beside) > 3 else "")
-        case.notes.append(f"{len(beside)} more {word} bad too: {names}")
+        case.notes.append(messages.MORE_WEIGHTS(count=len(beside), word=word, names=names))
 
 
 def _event(
