@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import os
 import weakref
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any
@@ -22,8 +23,9 @@ from anynan.keras.layers import Weight, layers_of, moments_of, weights_of
 from anynan.keras.messages import RUNS_COMPILED
 
 DATA = ("x", "y", "sample_weight")
-# A state of so many bytes is not donated: the old one is there for a second run.
-KEPT = 2**22
+# A state of so many bytes, or of this part of the device's memory, is not donated: the old one is
+# there for a second run. That takes memory, and no time.
+KEPT, PART = 2**22, 64
 # What Keras hands to each function besides the batch, and takes back.
 STATES = {
     "train": ("params", "buffers", "opt_state", "metrics"),
@@ -205,7 +207,7 @@ class Steps:
             # Evaluation changes next to nothing of its state: it is left for a second run.
             # So is a small state: the report of a bad step then names the operation.
             size = sum(x.nbytes for x in jax.tree_util.tree_leaves(state))
-            donated = tuple(range(count)) if self.kind == "train" and size > KEPT else ()
+            donated = tuple(range(count)) if self.kind == "train" and size > room() else ()
             fn = jax.jit(fn, donate_argnums=donated, out_shardings=shardings)
         names = (*STATES[self.kind], *DATA)
         made = self.part = Part(owner, fn, names, frozenset(tallies), scaled=scaled)
@@ -248,6 +250,15 @@ class Steps:
         _, state = self._parted(step.program.joined(step.outs))
         at = [variable is scaler.dynamic_scale for variable in scaler.variables].index(True)
         return float(state[2][at])
+
+
+def room() -> int:
+    """Give how many bytes of state are kept for a second run."""
+    held: Any = jax.local_devices()[0].memory_stats() or {}
+    memory = held.get("bytes_limit", 0)
+    if not memory and hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # the CPU has the host's
+    return max(KEPT, int(memory) // PART)
 
 
 def functional(model: Any, steps: Steps) -> Callable[..., Any]:

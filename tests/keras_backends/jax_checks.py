@@ -39,8 +39,33 @@ def test_a_small_state_is_there_for_a_second_run():
     assert event.operation.name == "log"
 
 
+def test_a_state_of_more_than_4_mib_is_kept_where_there_is_memory_for_it(monkeypatch):
+    layer = keras.layers.Dense
+    log = keras.layers.Lambda(lambda x: keras.ops.log(x - 1e9))
+    model = keras.Sequential([keras.Input((4,)), layer(1100), layer(1000), log, layer(1)])
+    model.compile("sgd", "mse")
+    state = sum(weight.nbytes for weight in model.get_weights())
+    assert jax_steps.KEPT < state <= jax_steps.room()
+    compiled_ = []
+    real = jax.jit
+    monkeypatch.setattr(jax, "jit", lambda fn, **how: compiled_.append(how) or real(fn, **how))
+    with anynan.keras.track(model, action="record") as tracker:
+        model.train_on_batch(*data())
+    (event,) = [event for event in tracker.events if event.severity == "bad"][:1]
+    assert event.operation.name == "log"
+    donated = [how["donate_argnums"] for how in compiled_ if "donate_argnums" in how]
+    assert donated.count(()) == len(donated) >= 1
+
+
+def test_a_64th_of_the_memory_is_kept_at_most(monkeypatch):
+    monkeypatch.setattr(jax_steps.os, "sysconf", lambda name: 2**12)
+    assert jax_steps.room() == jax_steps.KEPT
+    monkeypatch.setattr(jax_steps.os, "sysconf", lambda name: 2**18)
+    assert jax_steps.room() == 2**30
+
+
 def test_donated_state_without_a_second_run_is_said(monkeypatch):
-    monkeypatch.setattr(jax_steps, "KEPT", 0)
+    monkeypatch.setattr(jax_steps, "room", lambda: 0)
     model = compiled(Log(name="inner"))
     zero(model)
     with anynan.keras.track(model, action="record") as tracker:
@@ -51,7 +76,7 @@ def test_donated_state_without_a_second_run_is_said(monkeypatch):
 
 
 def test_donated_state_is_kept_until_the_fault_comes_back(monkeypatch):
-    monkeypatch.setattr(jax_steps, "KEPT", 0)
+    monkeypatch.setattr(jax_steps, "room", lambda: 0)
     model = compiled(Log(name="inner"))
     zero(model)
     weights = model.get_weights()
