@@ -300,7 +300,7 @@ class Session(LazyAdapter):
     def evaluated(self) -> None:
         """Judge a model's readings where the program computes what it needs."""
         local = self.local
-        if local.root is None or self._reach is not None or local.inside:
+        if local.root is None or self._reach is not None or local.inside or local.second:
             return
         if local.updated or not local.root.cotangents:
             self.end()

@@ -19,15 +19,13 @@ from anynan._base import context
 from anynan._base.patches import Patches
 from anynan._base.sources import user_source
 from anynan._diagnosis.records import KEPT
-from anynan._trace.op import Key, LinkedOp, RerunError
-from anynan.events import Phase, Source
+from anynan._trace.op import Key, LinkedOp, Place, RerunError
+from anynan.events import Phase
 from anynan.mlx.functions import At, functions, holders, methods
 from anynan.mlx.messages import INSIDE_UNSEEN
 from anynan.mlx.names import FLAT, PROPERTIES, WRITING, canonical, operands, reflected
 from anynan.mlx.reading import EVALUATE, is_float
 
-# Layer, which call of it, phase and line.
-Place = tuple[str | None, int, Phase, Source | None]
 Run = Callable[..., Any]
 
 
@@ -43,41 +41,15 @@ class Made(NamedTuple):
 class Operation(LinkedOp):
     """Tell of one operation of MLX, or of its gradient."""
 
-    def __init__(
-        self, number: int, raw: str, place: Place, given: Sequence[tuple[str, Any]],
-        params: Mapping[str, Any], of: "Operation | None" = None,
-    ) -> None:  # fmt: skip
-        self.number, self.raw, self.of = number, f"mlx.core.{raw}", of
-        self.name = self.kernel = canonical(raw.removesuffix(".vjp"))
-        self.layer, self.call, self.phase, self._source = place
-        self.given, self._params = given, params
-        self.expected = context.expectations() if of is None else of.expected
-        self.forward = None if of is None else of.number
-        self.operands = {}
-        self.function = raw
-        self.arguments: tuple[Any, dict[str, Any]] = (), {}
-        self.made: Sequence[Any] = ()
-        self.own: Run | None = None  # takes arrays by the ids of those that they stand for
-
-    @property
-    def source(self) -> Source | None:
-        """Give the user's line."""
-        return self._source
+    # What was called, with what; and what runs it on arrays by the ids of those they stand for.
+    function = ""
+    arguments: tuple[Any, dict[str, Any]] = (), {}
+    own: Run | None = None
 
     @property
     def inputs(self) -> Sequence[tuple[str, Any]]:
         """Give the arrays it works on, by name."""
         return [(label, x) for label, x in self.given if is_float(x)]
-
-    @property
-    def outputs(self) -> Sequence[Any]:
-        """Give what it made."""
-        return self.made
-
-    @property
-    def params(self) -> Mapping[str, Any]:
-        """Give its plain arguments."""
-        return self._params
 
     def rerun(
         self, inputs: Mapping[str, Any] | None = None, dtype: str | None = None
@@ -99,11 +71,6 @@ class Operation(LinkedOp):
         except Exception as error:
             raise RerunError(str(error)) from error
         return made
-
-    def over(self) -> None:
-        """Keep no array of it."""
-        self.made, self.own = (), None
-        self.given = [(label, x) for label, x in self.given if not isinstance(x, mx.array)]
 
 
 class Tape:
@@ -270,9 +237,8 @@ class Tape:
             layer, call = self.layers[-1] if self.layers else (context.scope_path(), 0)
             phase: Phase = self.phase if layer is None else "forward"
             place: Place = layer, call, phase, user_source(skip=2, framework="mlx")
-            op = Operation(self._count, raw, place, given, params)
-            self._count += 1
-            op.written, op.arguments = written, (args, kwargs)
+            op = self._operation(raw, canonical(raw), place, given, params)
+            op.written, op.function, op.arguments = written, raw, (args, kwargs)
             op.operands = {label: self.key(x) for label, x in given if hasattr(x, "dtype")}
             leaves = [x for x in {id(x): x for x in arrays((args, kwargs))}.values() if is_float(x)]
             flat = raw.rpartition(".")[2] in FLAT
@@ -286,6 +252,10 @@ class Tape:
 
             op.own = own
             return self._shown(op, self._run(op, grown), grows=bool(grown))
+
+    def _operation(self, raw: str, name: str, *more: Any) -> Operation:
+        self._count += 1
+        return Operation(self._count - 1, name, f"mlx.core.{raw}", *more)
 
     def _run(self, op: Operation, grown: list[Any]) -> Any:
         run: Any = op.own
@@ -313,6 +283,7 @@ class Tape:
             result = _filled(result, dict(zip(map(id, made), new, strict=True)))
             made = list(new)
         op.over()
+        op.own = None
         if not grows:  # else its gradient has them
             op.arguments = (), {}
         for key, x in zip(op.results, made, strict=True):
@@ -346,9 +317,8 @@ class Tape:
             rest += [("result", x) for x in arrays(outputs) if is_float(x)]
             grads = [(f"grad{k or ''}", x) for k, x in enumerate(incoming)]
             place: Place = op.layer, op.call, "backward", op.source
-            raw = f"{op.raw.removeprefix('mlx.core.')}.vjp"
-            back = Operation(self._count, raw, place, [*grads, *forward, *rest], op.params, op)
-            self._count += 1
+            taken = [*grads, *forward, *rest]
+            back = self._operation(f"{op.function}.vjp", op.name, place, taken, op.params, op)
             back.own, back.made = slopes, slopes({})
             found = list(back.made)
             if self._over:  # somebody takes a gradient of what the run gave
@@ -357,6 +327,7 @@ class Tape:
                 self._repairs.back(op, incoming, found)
             new = self._show(back)
             back.over()
+            back.own = None
         found = found if new is None else list(new)
         return found[0] if len(found) == 1 else tuple(found)
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from anynan._base.context import expectations
 from anynan.events import Phase, Source
 
 
@@ -83,6 +84,8 @@ class Op:
 # By what a run knows a value: the number of the operation that made it and which of its results it
 # is, or ``"weight"`` and its name, or anything else that stands for an array that was there.
 Key = tuple[Any, Any]
+# Layer, which call of it, phase and line.
+Place = tuple[str | None, int, Phase, Source | None]
 
 
 class LinkedOp(Op):
@@ -97,15 +100,44 @@ class LinkedOp(Op):
             and its incoming gradients are ``given`` as ``grad``, ``grad1``, ...
         makers: What made its first operand, and the first operand of that.
         expected: Reason by kind, where it ran inside ``anynan.expect``.
+        made: What it made, while it is shown.
     """
 
-    given: Sequence[tuple[str, Any]]
-    operands: Mapping[str, Key]
-    results: Sequence[Key] = ()
-    grown: Sequence[Key] = ()
-    of: "LinkedOp | None" = None
-    makers: Sequence[str] = ()
-    expected: Mapping[str, str] | None = None
+    def __init__(
+        self, number: int, name: str, raw: str, place: Place, given: Sequence[tuple[str, Any]],
+        params: Mapping[str, Any], of: "LinkedOp | None" = None,
+    ) -> None:  # fmt: skip
+        self.number, self.raw, self.of = number, raw, of
+        self.name = self.kernel = name
+        self.layer, self.call, self.phase, self._source = place
+        self.given, self._params = given, params
+        self.forward = None if of is None else of.number
+        self.expected: Mapping[str, str] | None = expectations() if of is None else of.expected
+        self.operands: Mapping[str, Key] = {}
+        self.results: Sequence[Key] = ()
+        self.grown: Sequence[Key] = ()
+        self.makers: Sequence[str] = ()
+        self.made: Sequence[Any] = ()
+
+    @property
+    def source(self) -> Source | None:
+        """Give the user's line."""
+        return self._source
+
+    @property
+    def outputs(self) -> Sequence[Any]:
+        """Give what it made."""
+        return self.made
+
+    @property
+    def params(self) -> Mapping[str, Any]:
+        """Give its plain arguments."""
+        return self._params
+
+    def over(self) -> None:
+        """Keep no array of it: it was shown."""
+        self.made = ()
+        self.given = [(label, x) for label, x in self.given if not hasattr(x, "dtype")]
 
 
 class RerunError(Exception):

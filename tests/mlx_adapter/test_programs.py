@@ -155,6 +155,7 @@ def state(net: Any, update: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("how", ["layer", "operation", "model"])
 @pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.tier(2)
 def test_a_twin_that_is_watched_does_the_same_and_is_silent(name: str, how: str) -> None:
     net, update, step, x = program(name)
     plain = [step(x).item() for _ in range(3)]
@@ -173,6 +174,7 @@ def test_a_twin_that_is_watched_does_the_same_and_is_silent(name: str, how: str)
 
 
 # What takes no numbers, or keeps them between -1 and 1, does not overflow.
+@pytest.mark.tier(2)
 @pytest.mark.parametrize("name", sorted(PROGRAMS.keys() - {"words", "recurrent layers"}))
 def test_a_weight_that_is_too_large_is_found_by_its_operation(name: str) -> None:
     net, _, step, x = program(name)

@@ -25,6 +25,7 @@ def _place(finding: Any) -> tuple[str, str]:
     return operation.name, operation.source.text
 
 
+@pytest.mark.tier(2)
 def test_a_model_is_moved_to_a_row_of_zeros() -> None:
     first = anynan.stress(Directions(), mx.random.normal((8, 4))).findings[0]
     assert first.words == "x: a row of zeros"

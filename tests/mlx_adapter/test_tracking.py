@@ -263,6 +263,19 @@ def test_the_common_track_leads_a_model_here() -> None:
         anynan.track(Net())
 
 
+class Reading(nn.Module):
+    def __call__(self, x: Any) -> Any:
+        mx.eval(x)
+        return mx.sqrt(x) if x.sum().item() < 10 else x
+
+
+def test_a_model_that_reads_values_itself_is_run_again_once() -> None:
+    net = nn.Sequential(Reading())
+    with anynan.mlx.track(net):
+        event = failure(lambda x: mx.eval(net(x)), mx.array([-1.0]))
+    assert (event.layer, event.operation and event.operation.name) == ("layers.0", "sqrt")
+
+
 READS = {"item": lambda x: x.item(), "tolist": lambda x: x.tolist(), "repr": repr, "float": float}
 
 
