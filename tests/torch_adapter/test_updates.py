@@ -85,14 +85,14 @@ def spoil(**options: Any) -> anynan.Event:
 def test_an_unread_gradient_is_not_called_good() -> None:
     event = spoil(backward=False)
     assert event.parameter == "weight"
-    assert "backward=False reads no gradient" in event.cause.text
+    assert "Advanced(backward=False) reads no gradient" in event.cause.text
     assert "no gradient was bad" not in event.cause.text
 
 
 def test_a_gradient_that_was_read_too_late_is_blamed_for_the_weight() -> None:
     event = spoil(read=4)
     assert event.parameter == "weight"
-    assert "the gradients of step 1 were bad, which read=4 saw only after" in event.cause.text
+    assert "step 1 were bad, which Advanced(read=4) saw only after" in event.cause.text
     assert "no gradient was bad" not in event.cause.text
 
 
