@@ -196,6 +196,7 @@ ADAPTERS: dict[str, dict[str, Any]] = {
     "jax": {"keep": 1, "across_ranks": False},
     "tensorflow": {"keep": 1, "across_ranks": False, "read": "end"},
     "cupy": {"keep": 1, "backward": False},
+    "mlx": {"keep": 1, "across_ranks": False, "read": "end"},
 }
 
 
