@@ -196,7 +196,8 @@ def narrowed(params: Mapping[str, Any], dtype: str) -> dict[str, Any]:
 def as_typed(var: Any, x: Any) -> Any:
     """Give a value in the dtype that the program has it in: an observer may have changed that."""
     if checkable(var.aval) and getattr(x, "dtype", var.aval.dtype) != var.aval.dtype:
-        return jnp.asarray(x).astype(var.aval.dtype)
+        with np.errstate(all="ignore"):  # on the host, where nothing has to be compiled
+            return jnp.asarray(np.asarray(x).astype(var.aval.dtype))
     return x
 
 

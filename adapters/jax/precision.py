@@ -1,6 +1,6 @@
 """Run a traced program in a narrow dtype, with some layers kept in float32."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import jax
@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
+from anynan._files.formats import FORMATS
 from anynan._trace.op import Observed, Observer
 from anynan.jax.graphs.graph import Node
 from anynan.jax.graphs.layers import inside
@@ -44,11 +45,17 @@ class Narrowed:
 
     def rounded(self, x: Any, dtype: str) -> Any:
         """Round an array to a dtype, and give it in its own again."""
-        return x if jnp.iscomplexobj(x) else jnp.asarray(x).astype(dtype).astype(x.dtype)
+        there = np.asarray(x)  # on the host, where nothing has to be compiled
+        if there.dtype.kind == "c":
+            return x
+        with np.errstate(all="ignore"):
+            return jnp.asarray(there.astype(jnp.dtype(dtype)).astype(there.dtype))
 
     def bounded(self, x: Any) -> Any:
         """Put the largest number in the place of Inf, and 0 in that of NaN."""
-        return jnp.nan_to_num(x)
+        top = FORMATS[x.dtype.name].max
+        there = np.asarray(x).astype(np.float64)
+        return jnp.asarray(np.nan_to_num(there, posinf=top, neginf=-top).astype(x.dtype))
 
     def given(self) -> list[tuple[str, str | None, Any]]:
         """List the arguments; weights with their layers."""
@@ -71,6 +78,11 @@ class Narrowed:
             layer: sum(size for owner, size in owned if inside(owner, layer))
             for layer in program.layers.names()
         }
+
+    def tied(self, layer: str) -> list[str]:
+        """List none: what several layers use is cast where it is used."""
+        del layer
+        return []
 
     def run(self, observer: Observer, dtype: str, how: str, keep: Collection[str]) -> Observed:
         """Run in a dtype, with some layers kept in float32.
@@ -99,10 +111,11 @@ class Narrowed:
             )
         return run.observed(arrays)
 
-    def code(self, dtype: str, how: str, keep: Sequence[str]) -> str:
-        """Say in code which layers to keep."""
+    def code(self, dtype: str, how: str, keep: Collection[str], scale: float) -> str:
+        """Say in code which layers to keep, and how to scale the loss."""
         del how  # there is but one way
-        return _CODE.format(dtype=dtype, names=list(keep))
+        text = _CODE.format(dtype=dtype, names=list(keep)) if keep else ""
+        return text + (f"\nloss_scale = {scale:g}  # divide the gradients by it" * (scale != 1))
 
 
 class _Kept(Run):

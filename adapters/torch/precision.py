@@ -1,6 +1,6 @@
 """Run a target in a narrow dtype: weights and inputs cast, some modules kept in float32."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from typing import Any
@@ -18,19 +18,22 @@ from anynan.torch.weights.optimizers import find_optimizers
 
 _KNOWN = (torch.float16, torch.float32, torch.float64, torch.complex64)
 _CODE = """\
-kept = {names}
+kept = {kept}  # whether the result is cast back
 
 def cast(value, dtype):
     def turn(x):
         return x.to(dtype) if torch.is_tensor(x) and x.is_floating_point() else x
     return tree_map(turn, value)
 
-for name in kept:
+for name, back in kept.items():
     module = model.get_submodule(name){how}
     module.register_forward_pre_hook(
-        lambda _, args, kwargs: cast((args, kwargs), torch.float32), with_kwargs=True)"""
-_BACK = """
-    module.register_forward_hook(lambda _, args, out: cast(out, torch.{dtype}))"""
+        lambda _, args, kwargs: cast((args, kwargs), torch.float32), with_kwargs=True)
+"""
+_BACK = """\
+    if back:
+        module.register_forward_hook(lambda _, args, out: cast(out, torch.{dtype}))
+"""
 _AUTOCAST = '''
     module.forward = torch.autocast("cuda", enabled=False)(module.forward)  # or "cpu"'''
 
@@ -103,7 +106,19 @@ class Narrowed:
             if not isinstance(module, lists)
         }
 
-    def run(self, observer: Observer, dtype: str, how: str, keep: Collection[str]) -> Observed:
+    def tied(self, layer: str) -> list[str]:
+        """List the modules that hold a weight of another module's, or of one in it."""
+        mine = {id(p) for path, m in self._modules if path == layer for p in m.parameters()}
+        within = layer + "." if layer else ""
+        return [
+            path
+            for path, module in self._modules
+            if path != layer
+            and not path.startswith(within)
+            and any(id(p) in mine for p in module._parameters.values())
+        ]
+
+    def run(self, observer: Observer, dtype: str, how: str, keep: Mapping[str, bool]) -> Observed:
         """Run in a dtype, with some modules kept in float32, and leave no trace."""
         narrow: torch.dtype = getattr(torch, dtype)
         _, args, kwargs = self._call
@@ -119,15 +134,22 @@ class Narrowed:
                 )
             else:
                 stack.enter_context(_autocast(device, narrow))
-            for module in kept if how != "round" else ():
-                _keep(stack, module, narrow, device)
+            for path, module in self._modules if how != "round" else ():
+                if path in keep:  # what the model itself returns stays as it is
+                    back = keep[path] and device is None and module not in self._models
+                    _keep(stack, module, narrow, device, back=back)
             sight = stack.enter_context(self._sight)
             return sight.run(args, kwargs, observer)
 
-    def code(self, dtype: str, how: str, keep: Sequence[str]) -> str:
-        """Write the code that keeps modules in float32."""
-        text = _CODE.format(names=list(keep), how=_AUTOCAST if how == "autocast" else ".float()")
-        return text if how == "autocast" else text + _BACK.format(dtype=dtype)
+    def code(self, dtype: str, how: str, keep: Mapping[str, bool], scale: float) -> str:
+        """Write the code that keeps modules in float32, and scales the loss."""
+        text = ""
+        if keep and how == "autocast":
+            text = _CODE.format(kept=dict.fromkeys(keep, False), how=_AUTOCAST)
+        elif keep:
+            kept = {k: back and bool(k) for k, back in keep.items()}
+            text = _CODE.format(kept=kept, how=".float()") + _BACK.format(dtype=dtype)
+        return text + (f"scaler = torch.amp.GradScaler(init_scale={scale:g})" * (scale != 1))
 
     @contextmanager
     def _cast(
@@ -191,12 +213,10 @@ def _autocast(device: str, narrow: torch.dtype) -> Iterator[None]:
 
 
 def _keep(
-    stack: ExitStack, module: torch.nn.Module, narrow: torch.dtype, device: str | None
-) -> None:
-    """Have a module compute in float32: what it is given is cast, and what it gives cast back.
-
-    Under autocast, on a device, what it gives stays as it is.
-    """
+    stack: ExitStack, module: torch.nn.Module, narrow: torch.dtype, device: str | None,
+    *, back: bool,
+) -> None:  # fmt: skip
+    """Have a module compute in float32: what it is given is cast, and what it gives cast back."""
     inner = ExitStack()
     stack.enter_context(inner)
 
@@ -207,7 +227,7 @@ def _keep(
 
     def after(_: Any, args: Any, out: Any) -> Any:
         inner.close()
-        if device is not None:
+        if not back:
             return out
         return tree_map(lambda x: x.to(narrow) if _is(x, torch.float32) else x, out)
 

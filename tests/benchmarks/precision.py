@@ -318,7 +318,7 @@ def plans(kind: str) -> Iterator[dict[str, Any]]:
                 row["finite"] = not judge.found
             except Exception as error:
                 row["error"] = repr(error)[:200]
-            row |= {"said": plan.finite, "layers": plan.layers, "lines": len(plan.lines),
+            row |= {"said": plan.finite, "layers": dict(plan.layers), "lines": len(plan.lines),
                     "runs": plan.runs}  # fmt: skip
         yield row
         break

@@ -74,7 +74,7 @@ def test_the_plan_keeps_the_module_and_its_code_makes_the_model_finite() -> None
     model = Net()
     report = anynan.precision(model, X)
     assert report.plan is not None
-    assert report.plan.layers == ("mlp",)
+    assert report.plan.layers == {"mlp": True}
     assert report.plan.finite
     assert report.plan.distance is not None
     assert report.plan.distance < 0.01
@@ -83,6 +83,35 @@ def test_the_plan_keeps_the_module_and_its_code_makes_the_model_finite() -> None
     exec(report.code, {"model": half, "torch": torch})
     assert torch.isfinite(half(X.half())).all()
     assert half.mlp.up.weight.dtype is torch.float32
+
+
+def test_a_result_beyond_the_dtype_stays_in_float32() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    nn.init.constant_(model[0].weight, 1e4)
+    report = anynan.precision(model, X.abs() + 10)
+    assert report.plan is not None
+    assert report.plan.finite
+    half = copy.deepcopy(model).half()
+    exec(report.code, {"model": half, "torch": torch})
+    assert torch.isfinite(half(X.abs().half() + 10)).all()
+
+
+def test_layers_that_share_a_weight_are_kept_together() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.norm = nn.Embedding(9, 8), nn.LayerNorm(8)
+            self.head = nn.Linear(8, 9, bias=False)
+            self.head.weight = self.embed.weight
+            nn.init.constant_(self.embed.weight, 3e4)
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return self.head(self.norm(self.embed(ids)) + 1).log_softmax(-1)
+
+    report = anynan.precision(Tied(), torch.arange(4))
+    assert report.plan is not None
+    assert report.plan.finite
+    assert {"embed", "head"} <= report.plan.layers.keys()
 
 
 def test_the_code_of_a_plan_works_under_autocast() -> None:
@@ -122,7 +151,7 @@ def test_a_gradient_that_overflows_is_told_by_its_forward_line_and_cured_by_a_lo
     assert report.plan is not None
     assert report.plan.finite
     assert report.plan.scale < 1
-    assert report.plan.layers == ()
+    assert report.plan.layers == {}
 
 
 def test_gradients_that_vanish_are_told_with_their_share() -> None:
@@ -138,6 +167,7 @@ def test_gradients_that_vanish_are_told_with_their_share() -> None:
     assert "flushes" in report.sentence()
 
 
+@pytest.mark.tier(2)
 def test_nothing_is_changed_bit_for_bit() -> None:
     model = Net()
     optimizer = torch.optim.AdamW(model.parameters())

@@ -16,7 +16,8 @@ class Plan:
     """Hold what to keep in float32.
 
     Attributes:
-        layers: Paths of the layers; ``""`` is the whole model.
+        layers: Paths of the layers (``""`` is the whole model), each with whether its result is
+            cast back.
         lines: Lines outside of every layer that has a name, as file and number.
         elements: How many numbers of weights are in the layers.
         scale: The loss scale it was tried with.
@@ -28,7 +29,7 @@ class Plan:
         left: What still broke.
     """
 
-    layers: tuple[str, ...]
+    layers: Mapping[str, bool]
     lines: tuple[Line, ...] = ()
     elements: int = 0
     scale: float = 1.0
@@ -45,10 +46,11 @@ class Trial:
 
     breaks: Sequence[Break]
     distance: float | None = None
+    error: bool = False
 
 
 # Runs with layers and lines in float32, at a loss scale; True to go on past what breaks.
-Run = Callable[[Collection[str], Collection[Line], float, bool], Trial]
+Run = Callable[[Mapping[str, bool], Collection[Line], float, bool], Trial]
 
 
 def inside(layer: str | None, kept: Collection[str]) -> str | None:
@@ -97,6 +99,7 @@ class Search:
     Args:
         run: Runs with a plan in place.
         sizes: The layers that can be kept, with the elements of their weights.
+        tied: Gives the layers that share a weight with a layer.
         rows: Of the float32 run.
         form: The format asked about.
         vanishing: The share of the gradients' elements that may become 0.
@@ -104,66 +107,110 @@ class Search:
 
     run: Run
     sizes: Mapping[str, int]
+    tied: Callable[[str], Collection[str]]
     rows: Sequence[Row]
     form: Format
     vanishing: float
     runs: int = 0
-    layers: dict[str, None] = field(default_factory=dict)
+    # Layer: whether its result is cast back to the dtype.
+    layers: dict[str, bool] = field(default_factory=dict)
     lines: dict[Line, None] = field(default_factory=dict)
+    _closed: set[str] = field(default_factory=set)
 
     def __call__(self, first: Sequence[Break]) -> Plan:
         """Search from what broke in a run without a plan."""
         # An update in the dtype needs weights of its own in float32: no layer helps it.
-        breaks, scale = [each for each in first if each.phase != "optimizer"], self._scale()
-        if scale != 1 and all(each.phase == "backward" for each in breaks):
-            breaks = list(self._try(going=True).breaks)
-        trial = Trial(breaks)
+        breaks: Sequence[Break] = [each for each in first if each.phase != "optimizer"]
+        if self._scale() != 1 and all(each.phase == "backward" for each in breaks):
+            breaks = self._try(going=True).breaks
         while breaks and self.runs < RUNS // 2:
-            before = (len(self.lines), tuple(self.layers))
+            before = (dict(self.lines), dict(self.layers))
+            taken: list[str] = []
             for each in breaks:
-                self._keep(each)
-            if before == (len(self.lines), tuple(self.layers)):
+                around = () if each.layer is None else (each.layer,)
+                # What breaks in or around a layer that broke may come of that.
+                if all(inside(layer, around) is None for layer in taken):
+                    self._keep(each)
+                    taken += around
+            if before == (self.lines, self.layers):
                 break  # nothing is left that could be kept
-            breaks = list(self._try(going=True).breaks)
+            trial = self._try(going=True)
+            while trial.error and self.runs < RUNS // 2 and self._widen(before[1]):
+                trial = self._try(going=True)
+            breaks = trial.breaks
+        distance = None
         if not breaks:
             self._prune()
             trial = self._try(going=False)
-        left = tuple(trial.breaks) if not breaks else tuple(breaks)
+            breaks, distance = trial.breaks, trial.distance
         return Plan(
-            tuple(self.layers), tuple(self.lines), sum(self.sizes.get(k, 0) for k in self.layers),
+            dict(self.layers), tuple(self.lines), sum(self.sizes.get(k, 0) for k in self.layers),
             self._scale(), loss_scales(self.rows, self.form, self.vanishing, self.layers),
-            not left, trial.distance, self.runs, left,
+            not breaks, distance, self.runs, tuple(breaks),
         )  # fmt: skip
 
     def _scale(self) -> float:
         """Choose a scale within the range, as near to none as can be."""
         found = loss_scales(self.rows, self.form, self.vanishing, self.layers)
-        if found is None:
+        if found is None or self.form.name == "bfloat16":
             return 1.0
-        low, high = found
-        return min(max(1.0, low), max(high / 2, 2.0**-20)) if self.form.name != "bfloat16" else 1.0
+        return min(max(1.0, found[0]), max(found[1] / 2, 2.0**-20))
 
     def _try(self, *, going: bool) -> Trial:
         self.runs += 1
-        return self.run(tuple(self.layers), tuple(self.lines), self._scale(), going)
+        return self.run(self.layers, tuple(self.lines), self._scale(), going)
 
     def _keep(self, broken: Break) -> None:
         """Keep the layer whose operation broke, or the line of what is in none."""
         held = inside(broken.layer, self.layers)
-        wanted = broken.layer
-        if held is not None:  # its result is beyond the dtype: who reads it is kept with it
-            wanted = held.rpartition(".")[0] if held else None
-        while wanted and wanted not in self.sizes:
-            wanted = wanted.rpartition(".")[0]
-        if wanted is None or wanted not in self.sizes:
+        if held is not None and self.layers[held] and held not in self._closed:
+            self.layers[held] = False  # its result is beyond the dtype
+        elif held is not None:  # so is its reader's operand
+            self._add(held.rpartition(".")[0] if held else None)
+        elif (maker := self._maker(broken)) is not None:  # its result may do, in float32
+            self._add(maker)
+            self.layers[maker] = False
+        elif not self._add(broken.layer) and broken.layer is None and broken.phase != "backward":
             source = broken.source
-            if source is not None and broken.layer is None and broken.phase != "backward":
+            if source is not None:
                 self.lines.setdefault((source.file, source.line))
-            return
-        for layer in [k for k in self.layers if inside(k, (wanted,)) is not None]:
-            del self.layers[layer]
-        if inside(wanted, self.layers) is None:
-            self.layers[wanted] = None
+
+    def _maker(self, broken: Break) -> str | None:
+        """Give the layer inside that ran right before what broke, if it was not tried yet."""
+        rows, layer = list(self.rows), broken.layer
+        at = next((i for i, row in enumerate(rows) if row.place == broken.place), 0)
+        while at and rows[at].layer == layer:
+            at -= 1
+        found = rows[at].layer if rows else None
+        if layer is None or found is None or broken.phase != "forward" or found == layer:
+            return None
+        new = found in self.sizes and not {found} & {*self._closed, *self.layers}
+        return found if new and inside(found, (layer,)) is not None else None
+
+    def _add(self, layer: str | None) -> bool:
+        """Keep a layer, or the first around it that can be kept."""
+        while layer and layer not in self.sizes:
+            layer = layer.rpartition(".")[0]
+        if layer is None or layer not in self.sizes:
+            return False
+        for each in (layer, *self.tied(layer)):
+            if inside(each, self.layers) is None:
+                within = [k for k in self.layers if inside(k, (each,)) is not None]
+                for inner in within:
+                    del self.layers[inner]
+                self.layers[each] = True
+        return True
+
+    def _widen(self, before: Mapping[str, bool]) -> bool:
+        """Undo what a run could not be made with; False if there is nothing to do."""
+        opened = [k for k, back in self.layers.items() if not back and k not in self._closed]
+        opened = opened[:1]  # one by one: the others may be right
+        for layer in opened:  # what reads the result does not take float32
+            self._closed.add(layer)
+            self.layers[layer] = True
+        added = opened or [k for k in self.layers if k and k not in before]
+        widened = [self._add(k.rpartition(".")[0]) for k in added if k]
+        return any(widened)
 
     def _prune(self) -> None:
         """Drop what need not be kept: halves first, then one by one."""

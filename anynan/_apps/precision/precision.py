@@ -1,6 +1,7 @@
 """``anynan.precision``: one run in float32, one in the narrow dtype, and a plan."""
 
 import importlib
+import math
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
@@ -90,6 +91,7 @@ class _Asking:
         self.notes: list[str] = []
         self.exact: Observed
         self.bad: set[Any] = set()
+        self.cast: list[Break] = []
 
     def answer(self, *, plan: bool, errors: bool) -> PrecisionReport:
         """Run, judge, plan."""
@@ -105,11 +107,14 @@ class _Asking:
             for row in rows
             if row.result.bad and not any(x.bad for x in row.operands.values())
         }
-        breaks = bits_of([*self._cast(rows), *self._first()], rows, self.form)
+        first = self._first()
+        self.cast = [] if self.how == "autocast" else list(self._cast(rows))
+        breaks = bits_of([*self.cast, *first], rows, self.form)
         found = None
         if plan and breaks:
             sizes = self.narrow.sizes()
-            found = Search(self._try, sizes, rows, self.form, self.vanishing)(breaks)
+            search = Search(self._try, sizes, self.narrow.tied, rows, self.form, self.vanishing)
+            found = search(breaks)
         code = "" if found is None else self._code(found)
         return PrecisionReport(
             name, self.how, tuple(rows), tuple(breaks), found, tuple(self.notes), code
@@ -132,28 +137,26 @@ class _Asking:
 
     def _cast(self, rows: list[Row]) -> Iterator[Break]:
         """Walk the weights and inputs that overflow as they are cast."""
-        if self.how == "autocast":
-            return
         for row in rows:
             if row.kernel == "cast" and row.result.bits(self.form) <= 0:
                 yield Break(row.place, row.name, row.layer, row.phase, None, "overflow")
 
     def _first(self) -> list[Break]:
         """Run in the dtype, past what breaks; where it cannot, round a float32 run."""
-        found, seen = self._run((), (), 1.0, going=True)
+        found, seen = self._run({}, (), 1.0, going=True)
         if seen.error is not None and self.how != "round":
-            why = reason(seen.error) if isinstance(seen.error, Exception) else repr(seen.error)
+            why = reason_of(seen.error)
             self.notes.append(
                 f"the target does not run with how={self.how!r} ({why}): every result of a "
                 "float32 run was rounded instead"
             )
             self.how = "round"
-            found, seen = self._run((), (), 1.0, going=True)
+            found, seen = self._run({}, (), 1.0, going=True)
         self._whole(seen)
         return found
 
     def _run(
-        self, layers: Collection[str], lines: Collection[Line], scale: float, *, going: bool
+        self, layers: Mapping[str, bool], lines: Collection[Line], scale: float, *, going: bool
     ) -> tuple[list[Break], Observed]:
         rounds = self.how == "round"
 
@@ -167,27 +170,34 @@ class _Asking:
         )  # fmt: skip
         seen = self.narrow.run(breaks, self.form.name, self.how, layers)
         found = [each for each in breaks.found if each.place not in self.bad]
+        if not found and seen.error is None and self._distance(seen.value) == math.inf:
+            where: Any = ("result",)
+            found = [Break(where, "what it returns", None, "forward", None, "nan")]
         return found, seen
 
     def _try(
-        self, layers: Collection[str], lines: Collection[Line], scale: float, going: bool
+        self, layers: Mapping[str, bool], lines: Collection[Line], scale: float, going: bool
     ) -> Trial:
         found, seen = self._run(layers, lines, scale, going=going)
         found = [each for each in found if each.phase != "optimizer"]
+        found += [each for each in self.cast if inside(each.layer, layers) is None]
         if seen.error is not None:
             where: Any = ("run",)
-            found = [*found, Break(where, reason_of(seen.error), None, "forward", None, "nan")]
-        return Trial(found, self._distance(seen.value))
+            found.append(Break(where, reason_of(seen.error), None, "forward", None, "nan"))
+        return Trial(found, self._distance(seen.value), seen.error is not None)
 
     def _distance(self, value: Any) -> float | None:
-        """Give how far what a run returned is from what the float32 run did."""
+        """Give how far what a run returned is from what the float32 run did, Inf for no number."""
         pairs = zip(self._numbers(value), self._numbers(self.exact.value), strict=False)
         held = [(a, b) for a, b in pairs if a.shape == b.shape]
         if not held:
             return None
-        far = sum(float(np.square(a - b).sum()) for a, b in held)
-        size = sum(float(np.square(b).sum()) for _, b in held)
-        return float(np.sqrt(far / size)) if size and np.isfinite(far) else None
+        if any((np.isfinite(b) & ~np.isfinite(a)).any() for a, b in held):
+            return math.inf
+        finite = [(a[np.isfinite(b)], b[np.isfinite(b)]) for a, b in held]
+        sizes = [(np.square(a - b).sum(), np.square(b).sum()) for a, b in finite]
+        far, size = np.sum(sizes, 0)
+        return float(np.sqrt(far / size)) if size else None
 
     def _numbers(self, value: Any) -> Iterator[Any]:
         for _, leaf in leaves(value, "result"):
@@ -196,11 +206,9 @@ class _Asking:
                 yield np.asarray(x, np.float64)
 
     def _code(self, found: Plan) -> str:
-        text = self.narrow.code(self.form.name, self.how, found.layers) if found.layers else ""
+        text = self.narrow.code(self.form.name, self.how, found.layers, found.scale)
         lines = [f"# compute in float32: {file}:{line}" for file, line in found.lines]
-        if found.scale != 1:
-            lines.append(f"scaler = torch.amp.GradScaler(init_scale={found.scale:g})")
-        return "\n".join([*([text] if text else []), *lines])
+        return "\n".join([text, *lines]).strip()
 
 
 def reason_of(error: BaseException) -> str:

@@ -3,7 +3,7 @@
 import math
 import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -17,6 +17,8 @@ from anynan._trace.op import Observed, Observer, Op, RerunError
 from anynan.events import Phase, Source
 
 How = Literal["cast", "autocast", "round"]
+# Their kernels may add up in the dtype itself.
+_ADDING = frozenset({"nll_loss"})
 # They write a number that is in the code: -Inf in a mask is meant.
 PLACING = frozenset(
     {"arange", "constant", "empty", "fill", "full", "full_like", "index_fill", "masked_fill",
@@ -57,12 +59,19 @@ class Narrow(Protocol):
         """Give the layers that can be kept in float32, with the elements of their weights."""
         ...
 
-    def run(self, observer: Observer, dtype: str, how: How, keep: Collection[str]) -> Observed:
-        """Run in a dtype, with some layers kept in float32, and leave no trace."""
+    def tied(self, layer: str) -> list[str]:
+        """List the other layers that hold a weight of a layer's."""
         ...
 
-    def code(self, dtype: str, how: How, keep: Sequence[str]) -> str:
-        """Write the code that keeps layers in float32."""
+    def run(self, observer: Observer, dtype: str, how: How, keep: Mapping[str, bool]) -> Observed:
+        """Run in a dtype, and leave no trace.
+
+        Layers to keep in float32 come with whether their results are cast back.
+        """
+        ...
+
+    def code(self, dtype: str, how: How, keep: Mapping[str, bool], scale: float) -> str:
+        """Write the code that keeps layers in float32, and scales the loss."""
         ...
 
 
@@ -287,6 +296,15 @@ class Breaks:
             outs = self._wide(op, outs)
         if self._form is not None and not self._kept(op, source):
             outs = [self._round(op, x, self._form) for x in self._from_rounded(op, outs)]
+            if op.kernel in _ADDING and not op.written:
+                outs = self._own(op, outs)
+        return outs
+
+    def _own(self, op: Op, outs: list[Any]) -> list[Any]:
+        """Take Inf where the framework's kernel for the dtype has it."""
+        with suppress(RerunError):
+            found = op.rerun(dtype=self._dtype)
+            return [x if self._finite(y) else y for x, y in zip(outs, found, strict=True)]
         return outs
 
     def _wide(self, op: Op, outs: list[Any]) -> list[Any]:
@@ -312,6 +330,7 @@ class Breaks:
             return outs
 
     def _round(self, op: Op, x: Any, form: Format) -> Any:
+        """Round a result; what a mask has as its smallest number is the dtype's smallest."""
         before = self._narrow.host(x)
         if before is None:
             return x

@@ -1,0 +1,134 @@
+"""A JAX program, shown operation by operation, and what breaks first in half precision."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import anynan
+from anynan._trace.op import Op, RerunError
+from anynan.jax.observe import observe, takes
+from tests.jax_adapter.models import made
+
+
+def seen(fn: Any, *args: Any) -> tuple[Any, list[tuple[Any, ...]]]:
+    ops: list[tuple[Any, ...]] = []
+
+    def note(op: Op) -> None:
+        ops.append((op.number, op.name, op.layer, op.phase, op.forward, op.source))
+
+    found = observe(fn, args, {}, note)
+    assert found.error is None
+    return found.value, ops
+
+
+@pytest.mark.tier(2)  # each of its operations is compiled by itself
+def test_a_training_step_gives_what_it_gives_and_shows_where_its_operations_are() -> None:
+    step, *given = made()
+    value, ops = seen(jax.jit(step), *given)
+    right = step(*given)
+    same = jax.tree.map(lambda a, b: np.allclose(a, b, atol=1e-6), value, right)
+    assert all(jax.tree.leaves(same))
+    assert [number for number, *_ in ops] == list(range(len(ops)))
+    assert {op[3] for op in ops} == {"forward", "loss", "backward", "optimizer"}
+    tanh = next(op for op in ops if op[1] == "tanh" and op[3] == "forward")
+    back = [op for op in ops if op[4] == tanh[0]]
+    assert back
+    assert {(op[2], op[3], op[5]) for op in back} == {("block_0", "backward", tanh[5])}
+    assert tanh[5].text == 'return x + jnp.tanh(nn.Dense(4, name="up")(x))'
+
+
+def test_loops_and_branches_run_as_they_come() -> None:
+    def fn(x: Any) -> Any:
+        x, ys = lax.scan(lambda c, y: (c * y, c + y), x, jnp.arange(1.0, 4.0), reverse=True)
+        x = lax.while_loop(lambda c: c < 100, lambda c: c * 2, x)
+        return lax.cond(x > 0, jnp.log, jnp.exp, x), ys, jax.checkpoint(jnp.sin)(x)
+
+    value, ops = seen(fn, jnp.float32(2.0))
+    for a, b in zip(jax.tree.leaves(value), jax.tree.leaves(fn(jnp.float32(2.0))), strict=True):
+        assert np.allclose(a, b)
+    names = [op[1] for op in ops]
+    assert names.count("multiply") == 3 + 4  # three rounds of the scan, four of the while loop
+    assert "log" in names
+    assert "exp" not in names
+
+
+def test_an_observer_may_put_other_results_in_their_place() -> None:
+    def twice(op: Op) -> Sequence[Any] | None:
+        return [x * 2 for x in op.outputs] if op.name == "sin" else None
+
+    found = observe(lambda x: jnp.sin(x) + 1, (jnp.ones(2),), {}, twice)
+    assert np.allclose(found.value, 2 * np.sin(1) + 1)
+
+
+def test_an_operation_runs_once_more_with_other_operands_and_in_another_dtype() -> None:
+    held: list[Any] = []
+
+    def again(op: Op) -> None:
+        if op.kernel == "matmul":
+            names = [name for name, _ in op.inputs]
+            held.extend(op.rerun({names[0]: 2 * op.inputs[0][1]}))
+            held.extend(op.rerun(dtype="bfloat16"))
+            with pytest.raises(RerunError, match="dot_general cannot be run"):
+                op.rerun({names[0]: jnp.ones((3, 5))})
+
+    observe(jnp.matmul, (jnp.ones((2, 3)), jnp.ones((3, 2))), {}, again)
+    assert np.allclose(held[0], 6)
+    assert held[1].dtype == jnp.bfloat16
+
+
+def test_a_call_is_taken_by_its_arrays_or_its_module() -> None:
+    assert takes(jnp.sin, (jnp.ones(1),), {})
+    assert takes(jax.jit(jnp.sin), (), {})
+    assert not takes(np.sin, (np.ones(1),), {})
+
+
+class Gated(nn.Module):
+    @nn.compact
+    def __call__(self, x: Any) -> Any:
+        bias = nn.initializers.constant(400.0)
+        gate = nn.Dense(4, name="gate", kernel_init=nn.initializers.zeros, bias_init=bias)(x)
+        up = nn.Dense(4, name="up", kernel_init=nn.initializers.zeros, bias_init=bias)(x)
+        return nn.Dense(2, name="down", kernel_init=nn.initializers.constant(1e-3))(gate * up)
+
+
+class Net(nn.Module):
+    @nn.compact
+    def __call__(self, x: Any) -> Any:
+        return Gated(name="mlp")(x) / 10
+
+
+@pytest.mark.parametrize("how", ["cast", "round"])
+def test_a_product_between_two_modules_breaks_and_the_plan_keeps_their_parent(how: Any) -> None:
+    net, x = Net(), jnp.ones((2, 4))
+    params = net.init(jax.random.key(0), x)
+    report = anynan.precision(net.apply, params, x, how=how)
+    found = report.first()
+    assert found is not None
+    assert (found.name, found.layer, found.kind) == ("multiply", "mlp", "overflow")
+    assert found.bits == pytest.approx(-1.29, abs=0.01)
+    assert report.plan is not None
+    assert report.plan.finite
+    assert list(report.plan.layers) == ["mlp"]
+    halves = jax.tree.map(lambda a: a.astype(jnp.float16), (params, x))
+    assert not np.isfinite(net.apply(*halves)).any()
+
+
+@pytest.mark.tier(2)
+def test_an_update_whose_epsilon_becomes_0_is_told() -> None:
+    step, *given = made()
+    report = anynan.precision(step, *given)
+    found = report.first()
+    assert found is not None
+    assert (found.phase, found.name) == ("optimizer", "divide")
+    assert anynan.precision(jax.jit(step), *given, dtype=jnp.bfloat16).fits
+
+
+def test_jax_has_no_autocast() -> None:
+    with pytest.raises(ValueError, match="JAX has no autocast"):
+        anynan.precision(jnp.sin, jnp.ones(2), how="autocast")
