@@ -7,6 +7,7 @@ or Inf of finite numbers, with the module that runs and the line that called PyT
 """
 
 import copy
+import itertools
 import json
 import os
 import re
@@ -25,6 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 import anynan
+from anynan.torch.precision import Narrowed
 from anynan.torch.replay.names import canonical
 from tests.wild.suites import transformers as suite
 
@@ -324,7 +326,64 @@ def plans(kind: str) -> Iterator[dict[str, Any]]:
         break
 
 
-PARTS = {"forward": forward_pairs, "backward": backward_pairs, "plans": plans}
+def leaves(model: Any, kept: Any) -> int:
+    """Count the modules without parts that are kept."""
+    inside = {id(m) for name in kept for m in model.get_submodule(name).modules()}
+    return sum(id(m) in inside and not list(m.children()) for m in model.modules())
+
+
+def finite(case: Case, kept: dict[str, bool]) -> bool:
+    """Run for real with modules in float32, by the code that is printed."""
+    model = copy.deepcopy(case.model).half()
+    judge = Judge(model)
+    try:
+        exec(
+            Narrowed(model, (), {}).code("float16", "cast", kept, 1.0),
+            {"model": model, "torch": torch},
+        )
+        with judge:
+            case(model, cast=True)
+    except Exception:
+        return False
+    return not judge.found
+
+
+def exhaustive(kind: str) -> Iterator[dict[str, Any]]:
+    """Compare a plan with the smallest of one or two modules that makes the model finite."""
+    case = Case(kind)
+    if judged(case, case.model, "cast") != {}:
+        return
+    for name in targets(case.model)[1:]:
+        case = Case(kind)
+        if scaled(case, name, "cast") is None:
+            continue
+        plan = predicted(case, "cast", plan=True).plan
+        mine = leaves(case.model, plan.layers)
+        lists = torch.nn.ModuleList | torch.nn.ModuleDict
+        paths = [n for n, m in case.model.named_modules() if n and not isinstance(m, lists)]
+        ways = [{n: back} for n in paths for back in (True, False)]
+        ways += [{a: x, b: y} for a, b in itertools.combinations(paths, 2)
+                 for x in (True, False) for y in (True, False)]  # fmt: skip
+        sized = sorted(((leaves(case.model, kept), i) for i, kept in enumerate(ways)))
+        best, tried, until = mine, 0, time.monotonic() + 60
+        for size, i in sized:
+            if size >= mine or time.monotonic() > until:
+                break
+            tried += 1
+            if finite(case, ways[i]):
+                best = size
+                break
+        yield {"kind": kind, "phase": "exhaustive", "what": name, "mine": mine, "best": best,
+               "tried": tried, "whole": size >= mine or best < mine}  # fmt: skip
+        break
+
+
+PARTS = {
+    "exhaustive": exhaustive,
+    "forward": forward_pairs,
+    "backward": backward_pairs,
+    "plans": plans,
+}
 
 
 def main() -> None:
