@@ -20,10 +20,12 @@ _KNOWN = (torch.float16, torch.float32, torch.float64, torch.complex64)
 _CODE = """\
 kept = {kept}  # whether the result is cast back
 
-def cast(value, dtype):
-    def turn(x):
-        return x.to(dtype) if torch.is_tensor(x) and x.is_floating_point() else x
-    return tree_map(turn, value)
+def cast(x, dtype):
+    if isinstance(x, (tuple, list)):
+        return type(x)(cast(each, dtype) for each in x)
+    if isinstance(x, dict):
+        return type(x)(**{{name: cast(each, dtype) for name, each in x.items()}})
+    return x.to(dtype) if torch.is_tensor(x) and x.is_floating_point() else x
 
 for name, back in kept.items():
     module = model.get_submodule(name){how}
