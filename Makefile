@@ -19,7 +19,7 @@ OLDER := VENV=.venv-jax CONSTRAINTS=tests/constraints-jax-older.txt
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test test-core test-all durations defects chaos test-cuda-build jax-older test-jax-older test-installs test-oldest-torch try lint types docs wheel bench bench-gpu test-gpu test-long rounding wild test-array-api clean newest test-newest test-newest-torch
+.PHONY: help demo test test-core test-all durations defects chaos test-cuda-build jax-older test-jax-older test-installs test-oldest-torch try grist lint types docs wheel bench bench-gpu test-gpu test-long rounding wild test-array-api clean newest test-newest test-newest-torch
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' Makefile | while IFS='	' read -r name what; do \
@@ -141,6 +141,9 @@ bench-gpu: $(VENV)/bench.stamp ## Run the benchmarks on the GPU (prints only)
 
 rounding: $(VENV)/test.stamp ## Count the planted bugs that anynan.compare finds (prints docs/rounding-measured.md's table)
 	$(RUN) -m tests.benchmarks.rounding $(ARGS)
+
+grist: $(VENV)/test.stamp ## Stress the programs of GRIST: GRIST=<checkout> RANUM=<checkout> (prints docs/stress.md's table)
+	$(RUN) -m tests.benchmarks.grist $(GRIST) $(RANUM) $(ARGS)
 
 test-long: export OMP_NUM_THREADS = 1
 test-long: $(VENV)/test.stamp ## Run the tests that take long by themselves

@@ -44,7 +44,7 @@ def _run(source: str, call: str, hunt: Any) -> dict[str, Any]:
 
 
 def test_the_body_of_a_loop_works_on_the_very_names_of_its_function() -> None:
-    scope = _run(LOOP, "out = train([1, 9, 2])", lambda step: step())
+    scope = _run(LOOP, "out = train([1, 9, 2])", lambda step, *given: step(*given))
     plain: dict[str, Any] = {}
     exec(LOOP + "\nout = train([1, 9, 2])", plain)
     assert (scope["out"], scope["count"]) == (plain["out"], plain["count"]) == ((9, 9), 6)
@@ -52,14 +52,18 @@ def test_the_body_of_a_loop_works_on_the_very_names_of_its_function() -> None:
 
 def test_a_loop_of_the_script_itself_works_on_its_globals() -> None:
     source = "total = 0\nfor x in (1, 2):\n    loss = x\n    total += loss\n    [i for i in (1,)]\n"
-    scope = _run(source, "", lambda step: step())
+    scope = _run(source, "", lambda step, *given: step(*given))
     assert (scope["total"], scope["loss"], scope["x"]) == (3, 2, 2)
     assert "i" not in scope
 
 
 def test_lines_are_those_of_the_script() -> None:
     with pytest.raises(ZeroDivisionError) as caught:
-        _run("for _ in (1,):\n    backward = None\n    x = 1 / 0\n", "", lambda step: step())
+        _run(
+            "for _ in (1,):\n    backward = None\n    x = 1 / 0\n",
+            "",
+            lambda step, *given: step(*given),
+        )
     assert caught.traceback[-1].lineno == 2
 
 
@@ -73,10 +77,10 @@ def test_a_script_without_a_loop_is_refused(tmp_path: Path) -> None:
     script = tmp_path / "plain.py"
     script.write_text("print(1)\n")
     with pytest.raises(NoLoopError, match="it has no training loop"):
-        hunt_in(str(script), lambda step: step, lambda code, scope: exec(code, scope))
+        hunt_in(str(script), lambda step, *given: step, lambda code, scope: exec(code, scope))
     script.write_text("for x in ():\n    print(1)\n")
     with pytest.raises(NoLoopError, match="ended before its loop at line 1 ran"):
-        hunt_in(str(script), lambda step: step, lambda code, scope: exec(code, scope))
+        hunt_in(str(script), lambda step, *given: step, lambda code, scope: exec(code, scope))
 
 
 def _command(*words: str, at: Path) -> "subprocess.CompletedProcess[str]":

@@ -129,7 +129,7 @@ class TorchLab(Lab):
             yield f"under autocast in {name}", partial(torch.autocast, kind, dtype=dtype)
 
     def slopes(
-        self, program: Callable[..., Any], xs: Sequence[Any], watch: Watch, edge: Edge
+        self, program: Callable[..., Any], xs: Sequence[Any], watch: Watch
     ) -> list[Array | None]:
         """Run a program, and differentiate its smallest distance from an edge to its inputs."""
         leaves = [_leaf(x) for x in xs]
@@ -139,10 +139,10 @@ class TorchLab(Lab):
         def differentiate(_: object = None) -> None:
             kept, watch.kept[:] = list(watch.kept), []
             kept = [x for x in kept if x.requires_grad]
-            if not kept or not places:
+            if not kept or not places or watch.wanted is None:
                 return
             with without_modes(), torch.enable_grad():
-                distance = torch.stack([_distance(edge, x) for x in kept]).min()
+                distance = torch.stack([_distance(watch.wanted.edge, x) for x in kept]).min()
                 wanted = [leaves[i] for i in places]
                 grads = torch.autograd.grad(distance, wanted, retain_graph=True, allow_unused=True)
             for i, grad in zip(places, grads, strict=True):

@@ -32,6 +32,7 @@ _SUMS = frozenset(
      "cumsum", "add"}
 )  # fmt: skip
 _NARROW = 1e6
+_EDGED = _DIVIDING | _GROWING.keys() | _SLOPES | _SUMS | {"pow"}
 _PHASES = ("forward", "loss", "value")
 
 
@@ -74,10 +75,12 @@ class Edge:
 
 def edges(op: Op) -> Iterator[Edge]:
     """Give the edges of an operation."""
+    name, word = op.name, WORDS.get(op.name)
+    if name not in _EDGED and (word is None or word.bounds is None):
+        return  # before anything is asked that costs
     if op.phase not in _PHASES or not op.inputs:
         return
-    name, (operand, x) = op.name, op.inputs[-1]
-    word = WORDS.get(name)
+    operand, x = op.inputs[-1]
     if name in _DIVIDING:
         if operand not in SELF or name == "reciprocal":  # else it is divided by a number
             yield Edge("divisor nearest 0", "away", 0.0)

@@ -265,7 +265,7 @@ class Hunt:
         watch = Watch(self.lab.host, site)
         self._report.runs += 1
         with self._mode[1]():
-            slopes = self.lab.slopes(self._program.call, self._made(arrays), watch, site.edge)
+            slopes = self.lab.slopes(self._program.call, self._made(arrays), watch)
         margin = watch.margins.get(site)
         return Step(None if margin is None else margin.distance, slopes, watch.bad is not None)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from anynan._apps.stress.edges import Edge, Margin, Site, dtype_of, edges, place
+from anynan._apps.stress.edges import Margin, Site, dtype_of, edges, place
 from anynan._reach import Holder
 from anynan._trace.op import Observed, Observer, Op
 from anynan.tracker import Tracker
@@ -30,13 +30,14 @@ class Watch:
         wanted: The edge whose operands are kept, to be differentiated.
 
     Attributes:
+        wanted: The same.
         margins: The smallest distance of each edge.
         kept: Operands of the edge that is wanted.
         bad: The first operation that made NaN or Inf of finite numbers, and where it is.
     """
 
     def __init__(self, host: Callable[[Any], Array], wanted: Site | None = None) -> None:
-        self._host, self._wanted = host, wanted
+        self._host, self.wanted = host, wanted
         self.margins: dict[Site, Margin] = {}
         self.kept: list[Any] = []
         self.bad: tuple[Any, ...] | None = None
@@ -53,7 +54,7 @@ class Watch:
             known = self.margins.get(site)
             if known is None or distance < known.distance:
                 self.margins[site] = Margin(site, distance, edge.bits(distance, dtype_of(x)))
-            if site == self._wanted:
+            if site == self.wanted:
                 self.kept.append(x)
         if self.bad is None and self._makes_bad(op):
             self.bad = op.name, place(op.source, op.layer)
@@ -118,20 +119,18 @@ class Lab(ABC):
         return []
 
     def slopes(
-        self, program: Callable[..., Any], xs: Sequence[Any], watch: Watch, edge: Edge
+        self, program: Callable[..., Any], xs: Sequence[Any], watch: Watch
     ) -> list[Array | None]:
         """Run a program, and differentiate its smallest distance from an edge to its inputs.
 
         Args:
             program: What to run.
             xs: Its inputs.
-            watch: Keeps the operands of the edge.
-            edge: Which it is.
+            watch: Keeps the operands of the edge that is wanted.
 
         Returns:
             The slope of each input; None where there is none.
         """
-        del edge  # there is no slope
         self.observe(program, xs, watch)
         return [None for _ in xs]
 

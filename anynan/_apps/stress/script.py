@@ -1,10 +1,12 @@
 """The training loop of a script, as a step that can be run again and again."""
 
 import ast
-from collections.abc import Callable, Iterator
+import inspect
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 STEP, HUNT, ENDED = "__anynan_step__", "__anynan_hunt__", "__anynan_ended__"
+_GIVEN = "_of_the_loop"  # the ending of parameters that stand for the loop's own names
 _LOOPS = (ast.For, ast.While)
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 _INNER = (*_SCOPES, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
@@ -68,26 +70,28 @@ def _trains(loop: ast.AST) -> bool:
 
 
 def _replace(loop: Any, function: Any) -> None:
-    names = sorted(set(_assigned(loop.body)))
+    given = list(_assigned([loop.target])) if isinstance(loop, ast.For) else []
+    names = sorted({*_assigned(loop.body), *given})
     outer = set(_declared(function)) if function is not None else set()
     shared = [name for name in names if name in outer]
     own = [name for name in names if name not in outer]
     scopes: list[ast.stmt] = [ast.Global(shared)] if shared else []
     if own:
         scopes.append(ast.Global(own) if function is None else ast.Nonlocal(own))
-    body = [*scopes, *(_Ends().visit(item) for item in loop.body)]
-    step = ast.parse(f"def {STEP}(): pass").body[0]
+    takes = ", ".join(name + _GIVEN for name in given)
+    step = ast.parse(f"def {STEP}({takes}): pass").body[0]
     assert isinstance(step, ast.FunctionDef)
-    step.body = body
-    call = ast.parse(f"{HUNT}({STEP})").body[0]
-    for node in (step, call):
+    bound = [ast.parse(f"{name} = {name}{_GIVEN}").body[0] for name in given]
+    step.body = [*scopes, *bound, *(_Ends().visit(item) for item in loop.body)]
+    call = ast.parse(f"{HUNT}({', '.join([STEP, *given])})").body[0]
+    for node in (step, call, *bound):
         ast.copy_location(node, loop.body[0])
     loop.body = [step, call]
     if function is not None and own:
         # They are names of the function's, though its loop binds none of them any more.
-        bound = ast.parse("if 0:\n " + " = ".join([*own, "None"])).body[0]
+        local = ast.parse("if 0:\n " + " = ".join([*own, "None"])).body[0]
         at = isinstance(function.body[0], ast.Expr) and len(function.body) > 1
-        function.body.insert(int(at), ast.copy_location(bound, function.body[0]))
+        function.body.insert(int(at), ast.copy_location(local, function.body[0]))
 
 
 class _Ends(ast.NodeTransformer):
@@ -114,7 +118,7 @@ class _Returns(ast.NodeTransformer):
         return node if isinstance(node, _SCOPES) else self.generic_visit(node)
 
 
-def _assigned(body: list[ast.stmt]) -> Iterator[str]:
+def _assigned(body: Sequence[ast.AST]) -> Iterator[str]:
     """Name what statements bind in their own scope."""
     todo: list[ast.AST] = list(body)
     while todo:
@@ -141,14 +145,12 @@ class Ended(BaseException):
     """End a script once its loop was hunted in."""
 
 
-def hunt_in(
-    path: str, hunt: Callable[[Callable[[], Any]], Any], run: Callable[[Any, dict[str, Any]], None]
-) -> Any:
+def hunt_in(path: str, hunt: Callable[..., Any], run: Callable[[Any, dict[str, Any]], None]) -> Any:
     """Run a script up to its training loop, and hunt with the loop's body.
 
     Args:
         path: The script.
-        hunt: Is given the body.
+        hunt: Is given the body, and what the loop hands to it: a batch.
         run: Runs the script's code in a namespace that it completes.
 
     Returns:
@@ -162,10 +164,13 @@ def hunt_in(
         code, line = stepped(file.read(), path)
     found: list[Any] = []
 
-    def reached(step: Any) -> None:
+    def reached(step: Any, *given: Any) -> None:
+        names = [name.removesuffix(_GIVEN) for name in inspect.signature(step).parameters]
+        kind = inspect.Parameter.POSITIONAL_ONLY
+        step.__signature__ = inspect.Signature([inspect.Parameter(x, kind) for x in names])
         step.__code__ = step.__code__.replace(co_name="step", co_qualname="step")
         step.__name__ = "step"
-        found.append(hunt(step))
+        found.append(hunt(step, *given))
         raise Ended
 
     try:

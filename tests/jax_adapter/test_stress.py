@@ -1,0 +1,54 @@
+"""A hunt over functions of JAX's."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+import anynan
+
+X = jax.random.normal(jax.random.key(0), (6, 3))
+
+
+def _place(finding: Any) -> tuple[str, str]:
+    operation = finding.event.operation
+    return operation.name, operation.source.text
+
+
+@pytest.mark.tier(2)
+def test_a_loop_is_sought_by_its_smallest_margin() -> None:
+    def lengths(x: Any) -> Any:
+        def body(total: Any, row: Any) -> Any:
+            return total + jnp.sum(row / jnp.sqrt(jnp.sum(row * row))), None
+
+        return lax.scan(body, 0.0, x)[0]
+
+    report = anynan.stress(lengths, X)
+    (finding,) = report.findings
+    assert (finding.words, finding.group) == ("x: a row of zeros", "inside")
+    assert _place(finding)[0] == "divide"
+    assert finding.event.tried is not None
+    assert finding.event.tried.outcome == "finite"
+    root = next(margin for margin in report.margins if margin.site.operation == "sqrt")
+    assert root.distance == jnp.sum(X * X, axis=1).min()
+
+
+def test_the_slope_leads_to_the_logarithm_of_zero_and_weights_stay() -> None:
+    def loss(params: Any, x: Any) -> Any:
+        return -jnp.log(jax.nn.sigmoid(x @ params["w"])).mean()
+
+    step = jax.jit(jax.value_and_grad(loss))
+    report = anynan.stress(step, {"w": jnp.ones(3)}, X, domain=(-50, 50))
+    first = report.findings[0]
+    assert set(first.inputs) == {"x"}
+    assert _place(first) == ("log", 'return -jnp.log(jax.nn.sigmoid(x @ params["w"])).mean()')
+
+
+def test_the_fix_in_place_gives_no_finding() -> None:
+    def shares(x: Any) -> Any:
+        total = x.sum(axis=1, keepdims=True)
+        return jnp.where(total == 0, 0.0, x / jnp.where(total == 0, 1.0, total))
+
+    assert [x for x in anynan.stress(shares, abs(X)).findings if x.group == "inside"] == []
