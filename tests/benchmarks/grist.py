@@ -106,7 +106,7 @@ def child(grist: Path, path: Path, fixes: dict[str, str]) -> None:
     stand_in(grist)
     from anynan._apps.stress.hunt import stress
     from anynan._apps.stress.script import hunt_in
-    from anynan._cli.stress import _run
+    from anynan._apps.stress.command import _run
 
     os.chdir(path.parent)
     sys.path[0] = str(path.parent)
