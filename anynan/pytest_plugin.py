@@ -5,7 +5,7 @@ with ``--anynan`` or ``anynan = true``.
 """
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -30,6 +30,31 @@ def pytest_configure(config: pytest.Config) -> None:
         "anynan(allow, reason): what a test under --anynan may make: 'nan', 'posinf', 'neginf' "
         "or several of them; and why",
     )
+
+
+@pytest.fixture
+def anynan_stress() -> Callable[..., Any]:
+    """Give what hunts as ``anynan.stress`` does, and fails the test by what it finds.
+
+    It takes ``accept=`` beside: findings that are known, by a part of their words, with a reason.
+    What is outside of the example's range fails no test.
+    """
+
+    def hunt(
+        target: Any, *example: Any, accept: Mapping[str, str] | None = None, **options: Any
+    ) -> Any:
+        import anynan
+
+        known = dict(accept or {})
+        if not all(known.values()):
+            pytest.fail("anynan_stress(accept=...): give a reason for each", pytrace=False)
+        report = anynan.stress(target, *example, **options)
+        left = [x for x in report.findings if x.group != "outside"]
+        if any(not any(word in finding.words for word in known) for finding in left):
+            pytest.fail(str(report), pytrace=False)
+        return report
+
+    return hunt
 
 
 @pytest.hookimpl(wrapper=True)

@@ -104,9 +104,9 @@ class Mend(ast.NodeTransformer):
 def child(grist: Path, path: Path, fixes: dict[str, str]) -> None:
     """Hunt in one program, and print what was found as JSON."""
     stand_in(grist)
+    from anynan._apps.stress.command import _run
     from anynan._apps.stress.hunt import stress
     from anynan._apps.stress.script import hunt_in
-    from anynan._apps.stress.command import _run
 
     os.chdir(path.parent)
     sys.path[0] = str(path.parent)
