@@ -65,16 +65,17 @@ class MlxLab(Lab):
         return _kept(program)
 
     def slopes(
-        self, program: Callable[..., Any], xs: Sequence[Any], watch: Watch, edge: Edge
+        self, program: Callable[..., Any], xs: Sequence[Any], watch: Watch
     ) -> list[Array | None]:
         """Run a program, and differentiate its smallest distance from an edge to its inputs."""
-        places = [i for i, x in enumerate(xs) if is_float(x)]
+        places, site = [i for i, x in enumerate(xs) if is_float(x)], watch.wanted
 
         def distance(*new: Any) -> Any:
             given = dict(zip(places, new, strict=True))
             self.observe(program, [given.get(i, x) for i, x in enumerate(xs)], watch)
             kept, watch.kept[:] = list(watch.kept), []
-            return mx.min(mx.stack([mx.array(mx.inf), *(_distance(edge, x) for x in kept)]))
+            edges = [] if site is None else [_distance(site.edge, x) for x in kept]
+            return mx.min(mx.stack([mx.array(mx.inf), *edges]))
 
         found: list[Array | None] = [None for _ in xs]
         if places:

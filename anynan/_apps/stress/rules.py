@@ -50,7 +50,7 @@ def _of_one(item: Input) -> Iterator[tuple[str, Array, bool]]:
         yield "the mask is True throughout", np.ones_like(x), True
         return
     if not item.fractions:
-        if x.dtype.kind == "i":
+        if x.dtype.kind == "i" and x.min() >= 0:  # signs are no labels
             yield "all labels are ignored", np.full_like(x, IGNORED), True
         for value in dict.fromkeys((int(x.min()), int(x.max()))):
             yield f"all are {value}", np.full_like(x, value), False
