@@ -55,7 +55,6 @@ def cases() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
         "normalize": (F.normalize, (x(),)),
         "layer_norm": (lambda x: F.layer_norm(x, (4,)), (x(),)),
         "rms_norm": (lambda x: F.rms_norm(x, (4,)), (x(),)),
-        "pdist": (F.pdist, (x(),)),
         "cdist": (torch.cdist, (x(), y)),
         "log_softmax": (lambda x: F.log_softmax(x, 1), (x(),)),
         "gumbel_softmax": (lambda x: F.gumbel_softmax(x), (x(),)),
