@@ -75,11 +75,17 @@ class Edge:
 
 def edges(op: Op) -> Iterator[Edge]:
     """Give the edges of an operation."""
+    if _has_edge(op.name) and op.phase in _PHASES and op.inputs:  # what costs is asked last
+        yield from _edges(op)
+
+
+def _has_edge(name: str) -> bool:
+    word = WORDS.get(name)
+    return name in _EDGED or (word is not None and word.bounds is not None)
+
+
+def _edges(op: Op) -> Iterator[Edge]:
     name, word = op.name, WORDS.get(op.name)
-    if name not in _EDGED and (word is None or word.bounds is None):
-        return  # before anything is asked that costs
-    if op.phase not in _PHASES or not op.inputs:
-        return
     operand, x = op.inputs[-1]
     if name in _DIVIDING:
         if operand not in SELF or name == "reciprocal":  # else it is divided by a number
