@@ -337,7 +337,8 @@ def dtype_name(x: Any) -> str:
     dtype = getattr(x, "dtype", "")
     if isinstance(dtype, np.dtype):
         return format_of(dtype).name
-    return str(dtype).rpartition(".")[2]
+    name = getattr(dtype, "name", None)  # some write <dtype: 'float32'>
+    return name if isinstance(name, str) else str(dtype).rpartition(".")[2]
 
 
 def dtype_max(x: Any) -> float | None:

@@ -177,3 +177,8 @@ def test_a_script_is_hunted_in_by_its_loop(tmp_path: Path) -> None:
 
 _logits: torch.Tensor
 _loss: torch.Tensor
+
+
+def test_an_input_that_would_end_the_process_is_not_tried() -> None:
+    report = anynan.stress(lambda x: torch.pdist(x).sum(), torch.randn(4, 3), budget=5)
+    assert any("pdist" in note and "was not tried" in note for note in report.notes)

@@ -76,9 +76,22 @@ class Note(NamedTuple):
         Args:
             held: What stands for a tensor there, by the tensor's id.
         """
+        call = self.named([held.get(id(x), x) for x in self.inputs])
+        *_, node, results = op_def_library._apply_op_helper(self.kind, **call)
+        results = list(results)
+        if execute.must_record_gradient():
+            pairs = [(a.name, node.get_attr(a.name)) for a in node.op_def.attr]
+            execute.record_gradient(node.type, node.inputs, sum(pairs, ()), results)
+        return results
+
+    def named(self, left: list[Any]) -> dict[str, Any]:
+        """Give its arguments by name.
+
+        Args:
+            left: Its inputs, or others in their place.
+        """
         known = op_def_registry.get(self.kind)
         given = dict(zip(self.attributes[::2], self.attributes[1::2], strict=True))
-        left = [held.get(id(x), x) for x in self.inputs]
         call: dict[str, Any] = {}
         told: set[str] = set()  # by the inputs
         for argument in known.input_arg:
@@ -94,12 +107,7 @@ class Note(NamedTuple):
             if attribute.name in given and attribute.name not in told:
                 value = given[attribute.name]
                 call[attribute.name] = tf.as_dtype(value) if attribute.type == "type" else value
-        *_, node, results = op_def_library._apply_op_helper(self.kind, **call)
-        results = list(results)
-        if execute.must_record_gradient():
-            pairs = [(a.name, node.get_attr(a.name)) for a in node.op_def.attr]
-            execute.record_gradient(node.type, node.inputs, sum(pairs, ()), results)
-        return results
+        return call
 
 
 class Record:
@@ -126,7 +134,7 @@ class Record:
         kind = kind.decode() if isinstance(kind, bytes) else kind
         layer = self._inside[-1] if self._inside else None
         self.notes.append(
-            Note(kind, tuple(inputs), tuple(attributes), tuple(outputs), _frames(), layer)
+            Note(kind, tuple(inputs), tuple(attributes), tuple(outputs), frames(), layer)
         )
 
     @contextmanager
@@ -300,7 +308,8 @@ class Made(NamedTuple):
                 return note.again(held)
 
 
-def _frames() -> tuple[tuple[Any, int], ...]:
+def frames() -> tuple[tuple[Any, int], ...]:
+    """Give where the operation runs that is told of: code and line, up to the user's own."""
     found = []
     frame: Any = sys._getframe(2)
     while frame is not None:

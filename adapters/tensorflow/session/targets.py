@@ -7,6 +7,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from anynan._base.sources import is_library
+
+_DEEP = 3  # functions that call each other, where a model is looked for
+
 
 def is_keras(target: Any) -> bool:
     """Tell whether something is a layer or a model of Keras, without importing Keras."""
@@ -77,14 +81,19 @@ def variables_in(fn: Any) -> list[tuple[str, Any]]:
     return [(name, x) for name, x in names_in(fn).items() if isinstance(x, tf.Variable)]
 
 
-def names_in(fn: Any) -> dict[str, Any]:
-    """Give what a function's names mean: in its closure and its globals."""
+def names_in(fn: Any, depth: int = 0) -> dict[str, Any]:
+    """Give what a function's names mean: in its closure and its globals, and in functions there."""
     python = getattr(fn, "python_function", fn)
     try:
         names = inspect.getclosurevars(getattr(python, "__wrapped__", python))
     except TypeError:
         return {}
-    return {**names.globals, **names.nonlocals}
+    found = {**names.globals, **names.nonlocals}
+    for value in list(found.values()) if depth < _DEEP else ():
+        inner = getattr(value, "python_function", value)
+        if inspect.isfunction(inner) and not is_library(inner.__code__.co_filename):
+            found = {**names_in(inner, depth + 1), **found}
+    return found
 
 
 def models_in(fn: Any) -> dict[str, Any]:

@@ -125,6 +125,7 @@ class Hunt:
         self._report = StressReport(self._program.call.__name__)
         self._mode: tuple[str, Callable[[], AbstractContextManager[object]]] = ("", nullcontext)
         self._steps = 0
+        self._deadly: list[str] = []
 
     def report(self) -> StressReport:
         """Hunt."""
@@ -170,6 +171,7 @@ class Hunt:
         watch = self._look(example)
         if self.error is not None:
             raise self.error
+        self._deadly = sorted(watch.raw & self.lab.deadly)
         if watch.bad is not None:
             self._investigate(example, _AS_IT_IS, watch.bad)
         return watch.margins
@@ -301,6 +303,10 @@ class Hunt:
 
     def _tried(self, trial: Trial) -> bool:
         if any(item.given and not item.holds(x) for item, x in self._pairs(trial.arrays)):
+            return False
+        if self._deadly and not all(x.size for x in trial.arrays):
+            note = f"{trial.words} was not tried: {self._deadly[0]} would end the process"
+            self._report.notes.append(note)
             return False
         bad = self._look(trial.arrays).bad
         if bad is None:

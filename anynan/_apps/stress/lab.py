@@ -34,6 +34,7 @@ class Watch:
         margins: The smallest distance of each edge.
         kept: Operands of the edge that is wanted.
         bad: The first operation that made NaN or Inf of finite numbers, and where it is.
+        raw: What the framework calls the operations that ran.
     """
 
     def __init__(self, host: Callable[[Any], Array], wanted: Site | None = None) -> None:
@@ -41,9 +42,11 @@ class Watch:
         self.margins: dict[Site, Margin] = {}
         self.kept: list[Any] = []
         self.bad: tuple[Any, ...] | None = None
+        self.raw: set[str] = set()
 
     def __call__(self, op: Op) -> None:
         """See one operation."""
+        self.raw.add(op.raw)
         for edge in edges(op):
             x = op.outputs[0] if edge.of_result else op.inputs[-1][1]
             numbers = self._finite(x)
@@ -85,11 +88,13 @@ class Lab(ABC):
         target: What is run.
         args: The example.
         parameters: What the target calls its arguments.
+        deadly: Operations whose own code ends the process where there is nothing to work on.
         trains: Whether a run changes what the next one finds, as a training step does.
     """
 
     backend: str
     trains = False
+    deadly: frozenset[str] = frozenset()
     target: Callable[..., Any]
     args: tuple[Any, ...]
     parameters: Sequence[str] = ()

@@ -1,0 +1,128 @@
+"""One run of TensorFlow, operation by operation, and the hunt that is built on it."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import anynan
+
+tf = pytest.importorskip("tensorflow")
+keras = pytest.importorskip("keras")
+
+from anynan._trace.op import Op, RerunError  # noqa: E402
+from anynan.tensorflow.observe import observe, takes  # noqa: E402
+
+
+class Training:
+    def __init__(self) -> None:
+        self.model = keras.Sequential(
+            [keras.layers.Input((4,)), keras.layers.Dense(3, name="d"), keras.layers.Dropout(0.5)]
+        )
+        self.optimizer = keras.optimizers.Adam()
+        self.count = 0
+
+    def step(self, x: Any) -> Any:
+        self.count += 1
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.math.log(tf.sigmoid(self.model(x, training=True))))
+        weights = self.model.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        return loss
+
+    def state(self) -> list[Any]:
+        held = [*self.model.variables, *self.optimizer.variables]
+        return [x.numpy().copy() for x in held] + [np.array(self.count)]
+
+
+@pytest.fixture
+def training() -> Training:
+    made = Training()
+    made.step(tf.ones((5, 4)))
+    return made
+
+
+def _ops(target: Any, *args: Any) -> list[Op]:
+    found: list[Op] = []
+
+    def see(op: Op) -> None:
+        _ = op.source
+        found.append(op)
+
+    observe(target, args, {}, see)
+    return found
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_step_is_shown_with_layers_lines_and_phases(training: Training, compiled: bool) -> None:
+    step = tf.function(training.step) if compiled else training.step
+    ops = _ops(step, tf.ones((5, 4)))
+    (forward,) = [op for op in ops if (op.name, op.phase) == ("matmul", "forward")]
+    assert forward.layer == "model.d"
+    (log,) = [op for op in ops if (op.name, op.phase) == ("log", "loss")]
+    assert log.source is not None
+    assert "tf.math.log" in log.source.text
+    gradients = [op for op in ops if op.phase == "backward" and op.forward == log.number]
+    assert {op.name for op in gradients} == {"log"}
+    assert any(op.phase == "optimizer" for op in ops)
+
+
+def test_a_step_is_left_as_it_was(training: Training) -> None:
+    before = training.state()
+    found = observe(training.step, (tf.ones((5, 4)),), {}, lambda op: None)
+    assert found.error is None
+    assert all(map(np.array_equal, before, training.state()))
+    assert not tf.config.functions_run_eagerly()
+
+
+def test_an_operation_runs_again_in_another_dtype() -> None:
+    made: list[Any] = []
+    x = tf.constant([400.0, 2.0])
+    observe(
+        lambda x: tf.reduce_sum(x * x), (x,), {}, lambda op: made.append(op.rerun(dtype="float16"))
+    )
+    assert made[0][0].dtype == tf.float16
+    assert np.isinf(made[0][0].numpy()[0])
+    assert np.isinf(made[1][0].numpy())
+
+
+def test_a_draw_is_not_run_again() -> None:
+    def see(op: Op) -> None:
+        if op.name == "random":
+            op.rerun()
+
+    with pytest.raises(RerunError, match="draws random numbers"):
+        observe(lambda x: x + tf.random.uniform((2,)), (tf.ones(2),), {}, see)
+
+
+def test_other_results_are_refused() -> None:
+    with pytest.raises(TypeError, match="takes no other results"):
+        observe(tf.exp, (tf.ones(2),), {}, lambda op: [tf.zeros_like(x) for x in op.outputs])
+
+
+def test_what_is_not_tensorflows_is_not_taken() -> None:
+    assert not takes(np.log, (np.ones(2),), {})
+    assert takes(tf.exp, (tf.ones(2),), {})
+
+
+def test_a_hunt_finds_a_row_of_zeros_and_a_saturated_sigmoid() -> None:
+    def unit(x: Any) -> Any:
+        return x / tf.norm(x, axis=-1, keepdims=True)
+
+    x = tf.constant([[1.0, -2.0], [-0.5, 3.0]])
+    (found,) = [f for f in anynan.stress(unit, x, budget=20).findings if "zero" in f.words]
+    assert found.event.operation is not None
+    assert found.event.operation.name == "divide"
+
+    def loss(p: Any) -> Any:
+        return -tf.reduce_mean(tf.math.log(tf.sigmoid(p)))
+
+    report = anynan.stress(loss, tf.constant([0.1, -2.0]), domain=(-200, 200), budget=20)
+    assert report.findings[0].event.cause is not None
+    assert report.findings[0].event.cause.tag == "log_of_zero"
+
+
+def test_a_hunt_leaves_a_training_step_as_it_was(training: Training) -> None:
+    before = training.state()
+    anynan.stress(training.step, tf.random.normal((5, 4)), budget=3)
+    assert all(map(np.array_equal, before, training.state()))
