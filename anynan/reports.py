@@ -1,8 +1,8 @@
 """Reports as text, HTML and numbers: what they are written from, and how."""
 
-import importlib
 from typing import Any, Literal
 
+from anynan._base import products
 from anynan._readings.history import History
 from anynan._reports.report import render as render_text
 from anynan._reports.report import render_html, render_line, render_markdown
@@ -50,8 +50,12 @@ def render(
     raise ValueError(msg)
 
 
+# What products return, where they are there.
+_PRODUCTS = {"PrecisionReport": "precision", "StressReport": "stress"}
+
+
 def __getattr__(name: str) -> Any:
-    if name == "PrecisionReport":  # what ``anynan.precision`` returns, where that is there
-        return importlib.import_module("anynan._apps.precision.report").PrecisionReport
+    if name in _PRODUCTS:
+        return getattr(products.part(_PRODUCTS[name], "report"), name)
     msg = f"module 'anynan.reports' has no attribute {name!r}"
     raise AttributeError(msg)
