@@ -22,7 +22,7 @@ nitpicky = True
 nitpick_ignore_regex = [
     (
         "py:.*",
-        r"(torch|jax|numpy|np|os|transformers|collections|typing|types|contextlib|anynan\.\w+)\..*",
+        r"(torch|jax|mlx|numpy|np|os|transformers|collections|typing|types|contextlib|anynan\.\w+)\..*",
     ),
 ]
 

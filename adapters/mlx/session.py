@@ -33,7 +33,7 @@ class MlxLocal(Local):
 
     Attributes:
         inside: The layers that run, by id.
-        calls: How often each layer ran in this step.
+        counts: How often each layer ran in this step.
         updating: Whether an optimizer is at work.
         updated: Whether this step's update was made, or dropped.
         over: Whether the next call of a tracked model begins another step.
@@ -42,7 +42,7 @@ class MlxLocal(Local):
     def begin(self) -> None:
         """Begin a step."""
         self.inside: list[int] = []
-        self.calls: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
         self.updating = self.updated = self.over = False
 
 
@@ -198,7 +198,7 @@ class Session(LazyAdapter):
             self._begin(run, module, path, args, kwargs)
         if local.root is None:  # outside of the tracked function
             return run(*args, **kwargs)
-        call, local.calls[path] = local.calls[path], local.calls[path] + 1
+        call, local.counts[path] = local.counts[path], local.counts[path] + 1
         local.inside.append(id(module))
         try:
             out = run(*args, **kwargs)

@@ -35,7 +35,7 @@ class Made(NamedTuple):
     array: Callable[[], Any]
     key: Key
     grows: bool  # whether a gradient may reach it
-    makers: tuple[str, ...] = ()
+    chain: tuple[str, ...] = ()
 
 
 class Operation(LinkedOp):
@@ -245,7 +245,7 @@ class Tape:
             grown = [x for x in leaves if not flat and self._grows(x)]
             op.grown = [self.key(x) for x in grown]
             first = self._known(leaves[0]) if leaves else None
-            op.makers = () if first is None else first.makers
+            op.chain = () if first is None else first.chain
 
             def own(given: Mapping[int, Any]) -> Any:
                 return real(*_filled(args, given), **_filled(kwargs, given))
@@ -287,7 +287,7 @@ class Tape:
         if not grows:  # else its gradient has them
             op.arguments = (), {}
         for key, x in zip(op.results, made, strict=True):
-            makers = (op.name, *op.makers)[:2]
+            makers = (op.name, *op.chain)[:2]
             self._enter(x, Made(weakref.ref(x), key, grows and is_float(x), makers))
         return result
 

@@ -127,7 +127,7 @@ class Recorder:
             params=dict(op.params), call=op.call,
         )  # fmt: skip
         if of is not None:
-            record.params |= makers(of.makers)
+            record.params |= makers(of.chain)
             record.feeds = tuple(dict.fromkeys(n for key in of.results for n in self._feeds[key]))
             record.forward = next((self._wrote[k] for k in of.results if k in self._wrote), None)
         self.records.append(record)

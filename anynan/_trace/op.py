@@ -98,7 +98,7 @@ class LinkedOp(Op):
         grown: By what those operands are known that a gradient may reach.
         of: For a gradient, the forward operation; it gives one result for each of its ``grown``,
             and its incoming gradients are ``given`` as ``grad``, ``grad1``, ...
-        makers: What made its first operand, and the first operand of that.
+        chain: What made its first operand, and the first operand of that.
         expected: Reason by kind, where it ran inside ``anynan.expect``.
         made: What it made, while it is shown.
     """
@@ -116,7 +116,7 @@ class LinkedOp(Op):
         self.operands: Mapping[str, Key] = {}
         self.results: Sequence[Key] = ()
         self.grown: Sequence[Key] = ()
-        self.makers: Sequence[str] = ()
+        self.chain: Sequence[str] = ()
         self.made: Sequence[Any] = ()
 
     @property

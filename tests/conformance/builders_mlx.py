@@ -23,7 +23,9 @@ CAUSE_VARIANTS = {"step": VARIANTS["step"]}
 # Where a fix is tried.
 TRIES = {Backend.MLX}
 
-DIFFERENCES: dict[str, str] = {}
+DIFFERENCES = {
+    "masked_scores_leave_a_layer[compiled]": "of a step that mx.compile made only the ends are read",
+}
 
 
 class Ops:

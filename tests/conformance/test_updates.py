@@ -176,7 +176,7 @@ def test_an_update_that_is_dropped_moves_nothing_and_is_not_told(library: str) -
 
 def test_a_function_that_gives_no_weights_back_is_told_so() -> None:
     jnp = pytest.importorskip("jax.numpy")
-    with pytest.warns(anynan.AnynanWarning, match="updates= has nothing to judge"):
+    with pytest.warns(anynan.AnynanWarning, match=r"updates=\) has nothing to judge"):
         anynan.jax.track(lambda x: x * 2, advanced=anynan.Advanced(updates=10))(jnp.ones(3))
 
 
