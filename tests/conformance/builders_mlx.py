@@ -24,7 +24,7 @@ CAUSE_VARIANTS = {"step": VARIANTS["step"]}
 TRIES = {Backend.MLX}
 
 DIFFERENCES = {
-    "masked_scores_leave_a_layer[compiled]": "of a step that mx.compile made only the ends are read",
+    "masked_scores_leave_a_layer[compiled]": "of a compiled step only the ends are read",
 }
 
 
