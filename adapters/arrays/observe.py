@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from anynan._arrays.containers import leaves
+from anynan._arrays.containers import leaves, mapped
 from anynan._base import context
 from anynan._base.sources import user_source
 from anynan._diagnosis.evidence import ReplayError
@@ -65,7 +65,7 @@ def observe(
     options = array_options({"action": "record", "level": "operation"})
     tracked = Tracked(target, options, getattr(target, "__name__", type(target).__name__))
     session = _Quiet(tracked)
-    call = Call(target, _own(args), {key: _own(x) for key, x in kwargs.items()}, copy_context())
+    call = Call(target, mapped(args, _own), mapped(dict(kwargs), _own), copy_context())
     call.random = np.random.get_state()  # noqa: NPY002
     tape = call.context.copy().run(_Shown, session, observer)
     observed = Observed()
@@ -85,17 +85,10 @@ def observe(
 
 
 def _own(value: Any) -> Any:
-    """Copy arguments whole: the call may write into them."""
-    if is_array(value):
-        return value.copy() if hasattr(value, "copy") else value + 0
-    kind: Any = type(value)
-    if kind in (list, tuple):
-        return kind(map(_own, value))
-    if kind is dict:
-        return {key: _own(item) for key, item in value.items()}
-    if issubclass(kind, tuple) and hasattr(kind, "_fields"):
-        return kind(*map(_own, value))
-    return value
+    """Copy an array whole: the call may write into its arguments."""
+    if not is_array(value):
+        return value
+    return value.copy() if hasattr(value, "copy") else value + 0
 
 
 class _Quiet(ArraySession):

@@ -14,7 +14,6 @@ from anynan.arrays.observe import observe, takes
 from anynan.arrays.reachable import untouched
 from anynan.arrays.trackable import is_array
 from anynan.arrays.tracking import track
-from anynan.tracker import Tracker
 
 
 def lab_of(target: Any, example: tuple[Any, ...]) -> Lab | None:
@@ -25,7 +24,7 @@ def lab_of(target: Any, example: tuple[Any, ...]) -> Lab | None:
 class ArrayLab(Lab):
     """Run array code on changed inputs."""
 
-    backend = "array"
+    door = staticmethod(track)
 
     def __init__(self, target: Callable[..., Any], args: tuple[Any, ...]) -> None:
         self.target, self.args, self.parameters = target, args, positional(target)
@@ -47,11 +46,6 @@ class ArrayLab(Lab):
     def observe(self, program: Callable[..., Any], xs: Sequence[Any], watch: Observer) -> Observed:
         """Run a program once."""
         return observe(program, tuple(xs), {}, watch)
-
-    def track(self, program: Callable[..., Any], level: Any) -> Tracker:
-        """Track it as always."""
-        tracker: Tracker = track(program, action="record", level=level)
-        return tracker
 
     def kept(self, program: Callable[..., Any]) -> AbstractContextManager[object]:
         """Put back what it changes."""

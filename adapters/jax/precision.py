@@ -13,13 +13,18 @@ from anynan._trace.op import Observed, Observer
 from anynan.jax.graphs.graph import Node
 from anynan.jax.graphs.layers import inside
 from anynan.jax.graphs.versions import rebind
-from anynan.jax.observe import Run, as_typed, narrowed, traced
+from anynan.jax.observe import Run, as_typed, narrowed, observe, takes, traced
 from anynan.jax.read.probes import checkable
 
 _CODE = """\
 # Compute in float32 in the modules of these layers: dtype=jnp.float32 in flax and Keras, or
 # x.astype(jnp.float32) before the call and .astype(jnp.{dtype}) after it.
 kept = {names}"""
+
+
+def narrowed_of(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> "Narrowed | None":
+    """Give what runs a target of this framework in narrow dtypes; None for all else."""
+    return Narrowed(target, args, kwargs) if takes(target, args, kwargs) else None
 
 
 class Narrowed:
@@ -34,6 +39,10 @@ class Narrowed:
     def __init__(self, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         self._call = target, args, dict(kwargs)
         self._program, self._arrays = traced(*self._call)
+
+    def observe(self, observer: Observer) -> Observed:
+        """Run as it is, and show each operation."""
+        return observe(*self._call, observer)
 
     def host(self, x: Any) -> NDArray[Any] | None:
         """Give an array's numbers to NumPy; None if it has none with a fraction."""

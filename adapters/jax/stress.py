@@ -16,7 +16,6 @@ from anynan.jax.observe import Run, takes, traced
 from anynan.jax.program.program import Program
 from anynan.jax.program.trace import UntraceableError
 from anynan.jax.tracking import track
-from anynan.tracker import Tracker
 
 
 def lab_of(target: Any, example: tuple[Any, ...]) -> Lab | None:
@@ -31,7 +30,7 @@ class JaxLab(Lab):
     stay as they are. Where every argument is a tree, all of them change.
     """
 
-    backend = "jax"
+    door = staticmethod(track)
 
     def __init__(self, target: Callable[..., Any], args: tuple[Any, ...]) -> None:
         names = positional(target)
@@ -102,11 +101,6 @@ class JaxLab(Lab):
             found[i] = self.host(grad)
         return found
 
-    def track(self, program: Callable[..., Any], level: Any) -> Tracker:
-        """Track it as always."""
-        tracker: Tracker = track(program, action="record", level=level)
-        return tracker
-
     def kept(self, program: Callable[..., Any]) -> AbstractContextManager[object]:
         """Put nothing back: a function of JAX's changes nothing."""
         del program
@@ -137,6 +131,5 @@ def _sloping(whole: Program, site: Site, places: list[int]) -> Callable[..., Any
 
 
 def _distance(edge: Edge, x: Any) -> Any:
-    x = jnp.abs(x) if edge.side == "away" or (edge.of_result and edge.side == "below") else x
-    distance = edge.bound - x if edge.side == "below" else x - edge.bound
-    return jnp.min(jnp.where(jnp.isfinite(x), distance, jnp.inf)).astype(jnp.float32)
+    distances = jnp.where(jnp.isfinite(x), edge.distances(x), jnp.inf)
+    return jnp.min(distances).astype(jnp.float32)

@@ -8,7 +8,7 @@ from mlx import nn
 
 from anynan._arrays.containers import leaves
 from anynan._reach import Reach
-from anynan._steps.tracked import Handle, inside
+from anynan._steps.tracked import untracked
 from anynan._trace.op import Observed, Observer, Op
 from anynan.mlx.layers import Layers, code_of
 from anynan.mlx.seams import SEAMS
@@ -19,7 +19,7 @@ from anynan.options import Options
 
 def takes(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """Tell whether a target is MLX's: a model, or what is called with one or with arrays."""
-    fn = inside(target).fn if isinstance(target, Handle) else target
+    fn = untracked(target)
     if isinstance(fn, nn.Module):
         return True
     given = [*args, *kwargs.values()]
@@ -54,7 +54,7 @@ class _Sight:
 
 def sight(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Layers, Root]:
     """Give the layers of a target, and what a call of it begins with."""
-    fn: Any = inside(target).fn if isinstance(target, Handle) else target
+    fn: Any = untracked(target)
     layers = Layers(Options())
     reach = None if isinstance(fn, nn.Module) else Reach(code_of(fn), layers.kinds)
     if reach is None:

@@ -16,7 +16,6 @@ from anynan.mlx.layers import code_of
 from anynan.mlx.observe import observe, sight, takes
 from anynan.mlx.reading import READER, is_float
 from anynan.mlx.tracking import track
-from anynan.tracker import Tracker
 
 
 def lab_of(target: Any, example: tuple[Any, ...]) -> Lab | None:
@@ -27,7 +26,7 @@ def lab_of(target: Any, example: tuple[Any, ...]) -> Lab | None:
 class MlxLab(Lab):
     """Run a model, a training step or a function on changed inputs."""
 
-    backend = "mlx"
+    door = staticmethod(track)
 
     def __init__(self, target: Callable[..., Any], args: tuple[Any, ...]) -> None:
         self.target, self.args = target, args
@@ -54,11 +53,6 @@ class MlxLab(Lab):
     def observe(self, program: Callable[..., Any], xs: Sequence[Any], watch: Observer) -> Observed:
         """Run a program once."""
         return observe(program, tuple(xs), {}, watch)
-
-    def track(self, program: Callable[..., Any], level: Any) -> Tracker:
-        """Track it as always."""
-        tracker: Tracker = track(program, action="record", level=level)
-        return tracker
 
     def kept(self, program: Callable[..., Any]) -> AbstractContextManager[object]:
         """Put back what runs change."""
@@ -93,7 +87,6 @@ def _kept(program: Callable[..., Any]) -> Iterator[None]:
 
 
 def _distance(edge: Edge, x: Any) -> Any:
-    y = x.astype(mx.float32)
-    y = mx.abs(y) if edge.side == "away" or (edge.of_result and edge.side == "below") else y
-    y = 2 * edge.bound - y if edge.side == "below" else y  # the same distance, from above
-    return mx.min(mx.where(mx.isfinite(y), y - edge.bound, mx.inf)) if y.size else mx.array(mx.inf)
+    distances = edge.distances(x.astype(mx.float32))
+    finite = mx.where(mx.isfinite(distances), distances, mx.inf)
+    return mx.min(finite) if x.size else mx.array(mx.inf)

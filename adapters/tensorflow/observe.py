@@ -19,12 +19,13 @@ from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable, Re
 from anynan._base.context import replay_context
 from anynan._base.patches import Patches, owner_of
 from anynan._diagnosis.messages import NOT_PUT_BACK
-from anynan._steps.tracked import Handle, inside
+from anynan._steps.tracked import untracked
 from anynan._trace.op import Observed, Observer, Op, RerunError
 from anynan.errors import reason
 from anynan.events import Phase, Source
 from anynan.options import Options
 from anynan.tensorflow.graphs import lines, names
+from anynan.tensorflow.graphs.operations import is_float
 from anynan.tensorflow.read.layers import Layers
 from anynan.tensorflow.replay.reached import Reached
 from anynan.tensorflow.replay.taped import Line, Note, frames
@@ -39,7 +40,7 @@ _QUIET = frozenset({"Const", "Placeholder", "NoOp", *names.PASSING})
 
 def takes(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """Tell whether a target is TensorFlow's: a model, or what uses one or takes its tensors."""
-    fn = inside(target).fn if isinstance(target, Handle) else target
+    fn = untracked(target)
     if is_keras(fn):
         return _on_tensorflow()
     if isinstance(fn, tf.Module):
@@ -98,7 +99,7 @@ class ShownOp(Op):
     @property
     def inputs(self) -> Sequence[tuple[str, Any]]:
         """Give the float tensors it works on."""
-        floats = [x for x in self._note.inputs if _is_float(x)]
+        floats = [x for x in self._note.inputs if is_float(x)]
         return [(names.operand(self._note.kind, i), x) for i, x in enumerate(floats)]
 
     @property
@@ -129,7 +130,7 @@ class ShownOp(Op):
 
         def given(x: Any) -> Any:
             x = new.get(id(x), x)
-            return tf.cast(x, dtype) if dtype and _is_float(x) else x
+            return tf.cast(x, dtype) if dtype and is_float(x) else x
 
         try:
             call = note.named([given(x) for x in note.inputs])
@@ -143,10 +144,6 @@ class ShownOp(Op):
             msg = f"{note.kind} cannot be run again: {reason(error)}"
             raise RerunError(msg) from error
         return list(made) if isinstance(made, tuple | list) else [made]
-
-
-def _is_float(x: Any) -> bool:
-    return bool(x.dtype.is_floating or x.dtype.is_complex)
 
 
 class Run:
@@ -231,7 +228,7 @@ class Run:
 
 def layers_of(target: Any) -> dict[str, Any]:
     """Give the layers that a target runs, by path."""
-    fn: Any = inside(target).fn if isinstance(target, Handle) else target
+    fn: Any = untracked(target)
     if is_keras(fn) or isinstance(fn, tf.Module):
         return parts_of(fn)
     found = layers_in(fn)
@@ -257,7 +254,7 @@ def observe(
         layers: The layers that it runs, where its own names do not tell them.
     """
     found, run = Observed(), Run(observer)
-    fn: Any = inside(target).fn if isinstance(target, Handle) else target
+    fn: Any = untracked(target)
     with ExitStack() as stack:
         lost = stack.enter_context(untouched(target, args, kwargs))
         stack.enter_context(_shown(run, layers_of(fn) if layers is None else layers))
@@ -282,7 +279,7 @@ def untouched(
     Yields:
         Gets what could not be put back.
     """
-    fn: Any = inside(target).fn if isinstance(target, Handle) else target
+    fn: Any = untracked(target)
     began = Reached(Layers(dict, None, Options())).begin(fn, args, dict(kwargs or {}))
     kept = {id(x): (x, value) for x, value in began.variables}
     draws: random.Random | None = getattr(context.context(), "_rng", None)

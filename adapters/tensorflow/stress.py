@@ -13,7 +13,6 @@ from anynan._arrays.arguments import positional
 from anynan._trace.op import Observed, Observer
 from anynan.tensorflow.observe import layers_of, observe, takes, untouched
 from anynan.tensorflow.tracking import track
-from anynan.tracker import Tracker
 
 
 def lab_of(target: Any, example: tuple[Any, ...]) -> Lab | None:
@@ -24,7 +23,7 @@ def lab_of(target: Any, example: tuple[Any, ...]) -> Lab | None:
 class TensorflowLab(Lab):
     """Run a model, a training step or a function on changed inputs."""
 
-    backend = "tensorflow"
+    door = staticmethod(track)
 
     def __init__(self, target: Callable[..., Any], args: tuple[Any, ...]) -> None:
         self.target, self.args = target, args
@@ -52,11 +51,6 @@ class TensorflowLab(Lab):
         """Run a program once."""
         return observe(program, tuple(xs), {}, watch, self._layers)
 
-    def track(self, program: Callable[..., Any], level: Any) -> Tracker:
-        """Track it as always."""
-        tracker: Tracker = track(program, action="record", level=level)
-        return tracker
-
     def kept(self, program: Callable[..., Any]) -> AbstractContextManager[object]:
         """Put back what runs change."""
         return untouched(program)
@@ -78,7 +72,5 @@ class TensorflowLab(Lab):
 
 
 def _distance(edge: Edge, x: Any) -> Any:
-    y = tf.cast(x, tf.float32)
-    y = tf.abs(y) if edge.side == "away" or (edge.of_result and edge.side == "below") else y
-    y = edge.bound - y if edge.side == "below" else y - edge.bound
-    return tf.reduce_min(tf.where(tf.math.is_finite(y), y, np.inf))
+    distances = edge.distances(tf.cast(x, tf.float32))
+    return tf.reduce_min(tf.where(tf.math.is_finite(distances), distances, np.inf))

@@ -14,7 +14,7 @@ from anynan._base.context import replay_context
 from anynan._diagnosis.messages import NOT_PUT_BACK
 from anynan._readings.policy import reading_kind
 from anynan._reports.report import render
-from anynan._steps.tracked import Handle, inside
+from anynan._steps.tracked import Handle, inside, untracked
 from anynan.errors import AnomalyError, AnynanWarning
 from anynan.events import Event
 from anynan.options import ADVANCED, EVERYDAY, Options, TrackOptions, environment, flat
@@ -106,7 +106,7 @@ def first_bad_batch(
     chosen = _check(step, batches, every, options)
     with ExitStack() as stack:
         pause_trackers(step, stack)
-        fn = inside(step).fn if isinstance(step, Handle) else step
+        fn = untracked(step)
         given = None if state is None else list(state)
         objects = stateful_objects(fn, batches, given)
         search = _Search(fn, chosen, objects, given or [])

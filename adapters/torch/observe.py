@@ -13,7 +13,7 @@ from torch.optim.optimizer import (
 
 from anynan._base.context import replay_context
 from anynan._diagnosis.messages import NOT_PUT_BACK
-from anynan._steps.tracked import Handle, inside
+from anynan._steps.tracked import untracked
 from anynan._trace.op import Observed, Observer, Op
 from anynan.options import Options
 from anynan.torch.call.discovery import find_iterators, find_modules
@@ -32,7 +32,7 @@ from anynan.torch.update.snapshot import Snapshot, pause_trackers, stateful_obje
 
 def takes(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """Tell whether a target is PyTorch's: a model, or what uses one or is called with tensors."""
-    fn = inside(target).fn if isinstance(target, Handle) else target
+    fn = untracked(target)
     if isinstance(fn, torch.nn.Module):
         return True
     given = [x for x in tree_leaves((args, dict(kwargs))) if isinstance(x, torch.Tensor)]
@@ -49,7 +49,7 @@ class Sight:
     """
 
     def __init__(self, target: Any) -> None:
-        self.fn: Any = inside(target).fn if isinstance(target, Handle) else target
+        self.fn: Any = untracked(target)
         self._target, self._stack = target, ExitStack()
         self.models = Models(Options(), None if isinstance(self.fn, torch.nn.Module) else self.fn)
         self._reached = Reached(self.models.fn)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from anynan._base.patches import Patches
 from anynan._trace.op import Observed, Observer
 from anynan.torch.call.discovery import find_modules, find_state, find_weights
-from anynan.torch.observe import Sight
+from anynan.torch.observe import Sight, observe, takes
 from anynan.torch.private import tree_leaves, tree_map
 from anynan.torch.read.paths import clean_path, join
 from anynan.torch.weights.optimizers import find_optimizers
@@ -38,6 +38,11 @@ _BACK = """\
 """
 _AUTOCAST = '''
     module.forward = torch.autocast("cuda", enabled=False)(module.forward)  # or "cpu"'''
+
+
+def narrowed_of(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> "Narrowed | None":
+    """Give what runs a target of this framework in narrow dtypes; None for all else."""
+    return Narrowed(target, args, kwargs) if takes(target, args, kwargs) else None
 
 
 class Narrowed:
@@ -69,6 +74,10 @@ class Narrowed:
         weights = {id(p) for model in self._models for p in model.parameters()}
         named = [x for x in find_state(self._call[0]).values() if hasattr(x, "param_groups")]
         return [*named, *(x for x in find_optimizers(weights) if not any(x is o for o in named))]
+
+    def observe(self, observer: Observer) -> Observed:
+        """Run as it is, and show each operation."""
+        return observe(*self._call, observer)
 
     def host(self, x: Any) -> NDArray[Any] | None:
         """Give a tensor's numbers to NumPy; None if it has none with a fraction."""

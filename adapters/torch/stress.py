@@ -18,7 +18,6 @@ from anynan.torch.call.reached import KINDS
 from anynan.torch.observe import Sight, takes
 from anynan.torch.private import tree_leaves, version, without_modes
 from anynan.torch.tracking import track
-from anynan.tracker import Tracker
 
 _HALVES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -33,7 +32,7 @@ def lab_of(target: Any, example: tuple[Any, ...]) -> Lab | None:
 class TorchLab(Lab):
     """Run a model, a training step or a function on changed inputs."""
 
-    backend = "torch"
+    door = staticmethod(track)
     deadly = frozenset({"aten._pdist_forward.default"})  # its gradient divides by their number
 
     def __init__(self, target: Callable[..., Any], args: tuple[Any, ...]) -> None:
@@ -110,11 +109,6 @@ class TorchLab(Lab):
         with self._seen(program) as sight:
             return sight.run(tuple(xs), {}, watch)
 
-    def track(self, program: Callable[..., Any], level: Any) -> Tracker:
-        """Track it as always."""
-        tracker: Tracker = track(program, action="record", level=level)
-        return tracker
-
     def kept(self, program: Callable[..., Any]) -> AbstractContextManager[object]:
         """Put back what runs change."""
         return self._seen(program).kept((), {}, [])
@@ -175,11 +169,7 @@ def _leaf(x: Any) -> torch.Tensor:
 
 
 def _distance(edge: Edge, x: torch.Tensor) -> torch.Tensor:
-    x = x.abs() if edge.side == "away" or (edge.of_result and edge.side == "below") else x
-    x = x[x.isfinite()].double()
-    if edge.side == "below":
-        x = 2 * edge.bound - x  # the same distance, from above
-    distance: torch.Tensor = (x - edge.bound).min()
+    distance: torch.Tensor = edge.distances(x[x.isfinite()].double()).min()
     return distance
 
 

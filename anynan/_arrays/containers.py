@@ -133,6 +133,24 @@ def stored(x: Any) -> Iterator[tuple[str, Any]]:
             yield key, item
 
 
+def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Make lists, tuples and dicts anew, with each thing in them changed.
+
+    Example:
+        >>> from anynan._arrays.containers import mapped
+        >>> mapped({"x": [1, (2,)]}, str)
+        {'x': ['1', ('2',)]}
+    """
+    kind: Any = type(value)
+    if kind in (list, tuple):
+        return kind(mapped(item, change) for item in value)
+    if kind is dict:
+        return {key: mapped(item, change) for key, item in value.items()}
+    if issubclass(kind, tuple) and hasattr(kind, "_fields"):
+        return kind(*(mapped(item, change) for item in value))
+    return change(value)
+
+
 def is_leaf(x: Any) -> bool:
     """Tell whether ``x`` is an array or a Python number that could be bad."""
     kind = _role(x)

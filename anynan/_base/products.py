@@ -1,11 +1,16 @@
-"""The one door through which the core reaches a product that stands on it."""
+"""The one door through which the core reaches a product, and a product its side of an adapter."""
 
 import importlib
 import os
+import sys
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-_ROOM = f"{__name__.partition('.')[0]}._apps"
+from anynan._base.about import ADAPTERS
+
+_PACKAGE = __name__.partition(".")[0]
+_ROOM = f"{_PACKAGE}._apps"
 
 
 def names() -> list[str]:
@@ -46,3 +51,22 @@ def part(name: str, part: str) -> Any:
         msg = f"this copy of anynan has no {name}: install anynan again to have it"
         raise RuntimeError(msg)
     return found
+
+
+def sides(part: str) -> Iterator[tuple[str, Any]]:
+    """Walk the adapters that have a side of a product, each with its module.
+
+    Frameworks that are not imported are not asked. Keras runs on others, so it comes first; array
+    code, which takes what nobody else does, last.
+
+    Args:
+        part: What the module is called in an adapter: ``compare``, ``stress``.
+    """
+    for name in ("keras", *(name for name in ADAPTERS if name != "keras"), "arrays"):
+        module = f"{_PACKAGE}.{name}.{part}"
+        if name == "arrays" or name in sys.modules:
+            try:
+                yield name, importlib.import_module(module)
+            except ModuleNotFoundError as error:
+                if error.name != module:
+                    raise

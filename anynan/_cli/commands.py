@@ -76,7 +76,7 @@ class _Parser(argparse.ArgumentParser):
             message += f"; did you mean {near[0]}?" if near else ""
         for action in self._actions:  # what is left over is not missing
             if action.nargs == argparse.REMAINDER:
-                message = message.replace(f", {action.metavar}", "")
+                message = message.replace(f", {action.metavar or action.dest}", "")
         super().error(message)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from anynan._arrays.containers import mapped
 from anynan._base import context
 from anynan._diagnosis.evidence import ReplayError
 from anynan._diagnosis.messages import NOT_PUT_BACK
@@ -154,11 +155,4 @@ def copied(value: Any) -> Any:
         >>> copied(given) == given, copied(given)["x"] is given["x"]
         (True, False)
     """
-    kind: Any = type(value)
-    if kind in (list, tuple):
-        return kind(map(copied, value))
-    if kind is dict:
-        return {key: copied(item) for key, item in value.items()}
-    if issubclass(kind, tuple) and hasattr(kind, "_fields"):
-        return kind(*map(copied, value))
-    return value
+    return mapped(value, lambda x: x)

@@ -152,6 +152,11 @@ def inside(target: Any) -> Any:
     return target._tracked if isinstance(target, Handle) else target  # noqa: SLF001  its own
 
 
+def untracked(target: Any) -> Any:
+    """Give what a tracker watches; anything else is given back as it is."""
+    return inside(target).fn if isinstance(target, Handle) else target
+
+
 class Tracked:
     """Hold what is tracked, its adapter and its judge: the inside of an ``anynan.Tracker``.
 

@@ -132,3 +132,8 @@ def test_an_update_whose_epsilon_becomes_0_is_told() -> None:
 def test_jax_has_no_autocast() -> None:
     with pytest.raises(ValueError, match="JAX has no autocast"):
         anynan.precision(jnp.sin, jnp.ones(2), how="autocast")
+
+
+def test_what_cannot_be_called_is_refused_by_name() -> None:
+    with pytest.raises(TypeError, match="str cannot be called"):
+        observe("model", (), {}, lambda op: None)

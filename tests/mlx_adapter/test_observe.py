@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import anynan
-from anynan._trace.observing import observe
+from anynan.mlx.observe import observe
 from tests.mlx_adapter.test_contract import subject
 
 mx = pytest.importorskip("mlx.core")

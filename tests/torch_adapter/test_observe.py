@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import anynan
-from anynan._trace.observing import observe
 from anynan._trace.op import Op, RerunError
+from anynan.torch.observe import observe
 
 
 class Gated(torch.nn.Module):
@@ -199,8 +199,3 @@ def test_an_exception_of_the_observers_is_raised_and_all_is_put_back() -> None:
     with pytest.raises(KeyboardInterrupt):
         observe(training.step, (x,), {}, stop)
     assert _same(before, training.state())
-
-
-def test_what_no_framework_runs_is_refused_by_name() -> None:
-    with pytest.raises(TypeError, match="str cannot be called"):
-        observe("model", (), {}, lambda op: None)

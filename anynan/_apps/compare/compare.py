@@ -1,8 +1,6 @@
 """``anynan.compare``: the first place where two runs part."""
 
-import importlib
 import math
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,7 +20,7 @@ from anynan._apps.compare.captures import (
 from anynan._apps.compare.comparison import BEYOND, Comparison, Parting, Row, Turn
 from anynan._apps.compare.distances import apart, holds, nearest, summed
 from anynan._apps.compare.pairs import pairs, refuse_unused
-from anynan._base.about import ADAPTERS
+from anynan._base import products
 
 RERUNS = 2
 _TURNS = 10  # runs at most, to see whether rounding alone turns a choice
@@ -148,15 +146,7 @@ def _side(target: Any, what: str) -> Runner:
     Raises:
         TypeError: If there is none.
     """
-    for name in ("keras", *(name for name in ADAPTERS if name != "keras")):
-        if name not in sys.modules:
-            continue
-        try:
-            module = importlib.import_module(f"anynan.{name}.compare")
-        except ModuleNotFoundError as error:
-            if error.name != f"anynan.{name}.compare":
-                raise
-            continue
+    for _, module in products.sides("compare"):
         side: Runner | None = module.side_of(target)
         if side is not None:
             return side

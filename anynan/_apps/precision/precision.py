@@ -1,8 +1,6 @@
 """``anynan.precision``: one run in float32, one in the narrow dtype, and a plan."""
 
-import importlib
 import math
-import sys
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
@@ -13,9 +11,9 @@ from anynan._apps.precision.ranges import measured
 from anynan._apps.precision.report import PrecisionReport
 from anynan._apps.precision.watch import Break, Breaks, How, Narrow, Ranges, Row, bits_of
 from anynan._arrays.containers import leaves
-from anynan._base.about import ADAPTERS
+from anynan._base import products
 from anynan._files.formats import Format, target_of
-from anynan._trace.op import Observe, Observed, Op
+from anynan._trace.op import Observed, Op
 from anynan.errors import reason
 from anynan.events import Source
 
@@ -87,7 +85,7 @@ class _Asking:
     ) -> None:  # fmt: skip
         self.call = (target, args, kwargs)
         self.form, self.how, self.vanishing = form, how, vanishing
-        self.observe, self.narrow = _adapter(*self.call)
+        self.narrow = _narrowed(*self.call)
         self.notes: list[str] = []
         self.exact: Observed
         self.bad: set[Any] = set()
@@ -97,7 +95,7 @@ class _Asking:
         """Run, judge, plan."""
         name = self.form.name
         ranges = Ranges(self.narrow, name if errors else None)
-        self.exact = self._whole(self.observe(*self.call, ranges))
+        self.exact = self._whole(self.narrow.observe(ranges))
         rows = [*self._given(), *ranges.rows]
         if self.form.width == 8:
             products = tuple(row for row in rows if row.kernel in _PRODUCTS)
@@ -224,25 +222,16 @@ def _at(source: Source | None, lines: Collection[Line]) -> bool:
     return source is not None and (source.file, source.line) in lines
 
 
-def _adapter(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Observe, Narrow]:
+def _narrowed(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Narrow:
     """Find the adapter that runs a target; frameworks that are not imported are not asked.
 
     Raises:
         TypeError: If there is none.
     """
-    for name in ADAPTERS:
-        if name not in sys.modules:
-            continue
-        try:
-            seen = importlib.import_module(f"anynan.{name}.observe")
-            narrow: Any = importlib.import_module(f"anynan.{name}.precision")
-        except ModuleNotFoundError as error:
-            if error.name not in (f"anynan.{name}.observe", f"anynan.{name}.precision"):
-                raise
-            continue
-        if seen.takes(target, args, kwargs):
-            made: Narrow = narrow.Narrowed(target, args, kwargs)
-            return seen.observe, made
+    for _, module in products.sides("precision"):
+        found: Narrow | None = module.narrowed_of(target, args, kwargs)
+        if found is not None:
+            return found
     msg = (
         f"precision() cannot run a {type(target).__name__}: give a PyTorch model, a JAX function, "
         "or a function that uses one, with the arrays it is called with"

@@ -39,6 +39,10 @@ class Narrow(Protocol):
     It is made with a target and what it is called with, by position and by name.
     """
 
+    def observe(self, observer: Observer) -> Observed:
+        """Run as it is, and show each operation."""
+        ...
+
     def host(self, x: Any) -> NDArray[Any] | None:
         """Give an array's numbers to NumPy, unchanged; None if it has none with a fraction."""
         ...

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -54,15 +54,16 @@ class Edge:
 
     def distance(self, x: np.ndarray) -> float:
         """Give the smallest distance of an array's finite numbers from the edge."""
-        return float(self.distances(x).min())
+        x = np.abs(x) if np.iscomplexobj(x) else x
+        return float(self.distances(x.astype(np.float64)).min())
 
-    def distances(self, x: np.ndarray) -> np.ndarray:
-        """Give the distance of each number; below 0 beyond the edge."""
-        x = np.abs(x) if np.iscomplexobj(x) or (self.of_result and self.side == "below") else x
-        x = x.astype(np.float64)
+    def distances(self, x: Any) -> Any:
+        """Give the distance of each number of any framework's array; below 0 beyond the edge."""
         if self.side == "away":
-            return np.abs(x - self.bound)
-        return x - self.bound if self.side == "above" else self.bound - x
+            return abs(x - self.bound)
+        if self.side == "above":
+            return x - self.bound
+        return self.bound - (abs(x) if self.of_result else x)
 
     def bits(self, distance: float, dtype: str) -> float:
         """Say how often a distance can be halved until it is no longer there."""

@@ -1,8 +1,6 @@
 """``anynan.stress``: hunt for inputs that make NaN or Inf before they come by themselves."""
 
-import importlib
 import io
-import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +16,7 @@ from anynan._apps.stress.lab import Lab, Watch
 from anynan._apps.stress.report import INSIDE, OUTSIDE, SHAPED, Finding, StressReport
 from anynan._apps.stress.rules import Trial, trials
 from anynan._apps.stress.search import Step, nearer, towards
-from anynan._base.about import ADAPTERS
+from anynan._base import products
 from anynan._base.context import setting
 from anynan._reports.logs import private
 from anynan.events import Event
@@ -26,8 +24,6 @@ from anynan.events import Event
 DRAWS = 3  # random inputs within the range
 TRAINED = (1, 8, 64)  # steps of training on, after which the search goes on
 Tell = Callable[[str, float], object]
-# Keras is what TensorFlow runs, and array code is what no other framework takes.
-_ORDER = ("keras", *(name for name in ADAPTERS if name not in ("keras", "arrays")), "arrays")
 _AS_IT_IS = "the example itself"
 
 
@@ -83,15 +79,7 @@ def lab_of(target: Any, example: tuple[Any, ...]) -> Lab:
     Raises:
         TypeError: If there is none.
     """
-    for name in _ORDER:
-        if name not in sys.modules and name != "arrays":
-            continue
-        try:
-            module = importlib.import_module(f"anynan.{name}.stress")
-        except ModuleNotFoundError as error:
-            if error.name != f"anynan.{name}.stress":
-                raise
-            continue
+    for _, module in products.sides("stress"):
         lab: Lab | None = module.lab_of(target, example)
         if lab is not None:
             return lab

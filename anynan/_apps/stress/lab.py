@@ -84,7 +84,7 @@ class Lab(ABC):
     """Run a target of one framework on changed inputs.
 
     Attributes:
-        backend: Name of the framework.
+        door: The framework's ``track``.
         target: What is run.
         args: The example.
         parameters: What the target calls its arguments.
@@ -92,7 +92,7 @@ class Lab(ABC):
         trains: Whether a run changes what the next one finds, as a training step does.
     """
 
-    backend: str
+    door: Callable[..., Any]
     trains = False
     deadly: frozenset[str] = frozenset()
     target: Callable[..., Any]
@@ -115,9 +115,10 @@ class Lab(ABC):
     def observe(self, program: Callable[..., Any], xs: Sequence[Any], watch: Observer) -> Observed:
         """Run a program once, and leave no trace."""
 
-    @abstractmethod
     def track(self, program: Callable[..., Any], level: str) -> Tracker:
         """Track a program as always, to record events."""
+        tracker: Tracker = self.door(program, action="record", level=level)
+        return tracker
 
     def held(self) -> list[Holder]:
         """Say where its code reaches data past its arguments."""

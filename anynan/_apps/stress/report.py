@@ -120,8 +120,9 @@ class StressReport:
             lines += ["", "outside the example's range"]
         for finding in folded:
             lines += [f"  {finding.what}", f"    {render_line(finding.event)}"]
-        lines += ["" if self.notes else None, *(f"note: {note}" for note in self.notes)]  # type: ignore[list-item]
-        return "\n".join(line for line in lines if line is not None)
+        if self.notes:
+            lines += ["", *(f"note: {note}" for note in self.notes)]
+        return "\n".join(lines)
 
     def __repr__(self) -> str:
         return f"<StressReport of {self.target}: {plural(len(self.findings), 'finding')}>"

@@ -66,7 +66,7 @@ def _within(loop: ast.AST) -> Iterator[ast.AST]:
 def _trains(loop: ast.AST) -> bool:
     calls = (node.func for node in ast.walk(loop) if isinstance(node, ast.Call))
     names = {f.attr if isinstance(f, ast.Attribute) else getattr(f, "id", "") for f in calls}
-    return "backward" in names or bool(names & _TRAINING)
+    return bool(names & _TRAINING)
 
 
 def _replace(loop: Any, function: Any) -> None:

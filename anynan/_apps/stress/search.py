@@ -105,7 +105,7 @@ def nearer(
     inputs: Sequence[Input], found: tuple[Array, ...], is_bad: Callable[[tuple[Array, ...]], bool]
 ) -> tuple[Array, ...]:
     """Bring inputs at which something goes bad as near to the example as they may be."""
-    low, high = 0.0, 1.0
+    low, high, best = 0.0, 1.0, found
     for _ in range(_HALVINGS):
         part = (low + high) / 2
         between = tuple(
@@ -115,8 +115,7 @@ def nearer(
             for item, x in zip(inputs, found, strict=True)
         )
         if is_bad(between):
-            high, found_at = part, between
-            best = found_at
+            high, best = part, between
         else:
             low = part
-    return best if high < 1.0 else found
+    return best
