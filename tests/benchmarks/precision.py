@@ -297,6 +297,16 @@ def sound(case: Case, kind: str, what: str) -> dict[str, Any]:
     return {"kind": kind, "how": "cast", "phase": "sound", "what": what, "said": said}
 
 
+def works(case: Case, code: str) -> bool:
+    """Put a plan in by the code that is printed, and tell whether the real run is finite."""
+    model = copy.deepcopy(case.model).half()
+    judge = Judge(model)
+    exec(code, {"model": model, "torch": torch})
+    with judge:
+        case(model, cast=True)
+    return not judge.found
+
+
 def plans(kind: str) -> Iterator[dict[str, Any]]:
     """Break a model, ask for a plan, put it in by the code that is printed, and run for real."""
     case = Case(kind)
@@ -310,14 +320,8 @@ def plans(kind: str) -> Iterator[dict[str, Any]]:
         plan = report.plan
         row = {"kind": kind, "phase": "plan", "what": name, "finite": False}
         if plan is not None:
-            model = copy.deepcopy(case.model).half()
-            names = {"model": model, "torch": torch}
-            judge = Judge(model)
             try:
-                exec(report.code, names)
-                with judge:
-                    case(model, cast=True)
-                row["finite"] = not judge.found
+                row["finite"] = works(case, report.code)
             except Exception as error:
                 row["error"] = repr(error)[:200]
             row |= {"said": plan.finite, "layers": dict(plan.layers), "lines": len(plan.lines),
@@ -334,18 +338,10 @@ def leaves(model: Any, kept: Any) -> int:
 
 def finite(case: Case, kept: dict[str, bool]) -> bool:
     """Run for real with modules in float32, by the code that is printed."""
-    model = copy.deepcopy(case.model).half()
-    judge = Judge(model)
     try:
-        exec(
-            Narrowed(model, (), {}).code("float16", "cast", kept, 1.0),
-            {"model": model, "torch": torch},
-        )
-        with judge:
-            case(model, cast=True)
+        return works(case, Narrowed(case.model, (), {}).code("float16", "cast", kept, 1.0))
     except Exception:
         return False
-    return not judge.found
 
 
 def exhaustive(kind: str) -> Iterator[dict[str, Any]]:
