@@ -145,7 +145,8 @@ class RerunError(Exception):
 
 
 # What sees the operations of a run. What it returns takes the place of the results; None keeps
-# them. The arrays of an operation are the program's own: look at them, and keep none.
+# them. TensorFlow takes no others: there, returning some is a TypeError. The arrays of an operation
+# are the program's own: look at them, and keep none.
 Observer = Callable[[Op], Sequence[Any] | None]
 
 
