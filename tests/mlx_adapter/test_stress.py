@@ -33,11 +33,12 @@ def test_a_model_is_moved_to_a_row_of_zeros() -> None:
     assert first.event.tried is not None
 
 
-def test_a_probability_of_zero_is_found_within_the_range() -> None:
+def test_the_slope_leads_to_a_probability_of_zero() -> None:
     def loss(logits: Any) -> Any:
         return -mx.log(mx.softmax(logits, axis=1)[:, 0]).mean()
 
     found = anynan.stress(loss, mx.random.normal((8, 4)), domain={"logits": (-90.0, 90.0)})
+    assert any("moved towards log" in w for f in found.findings for w in (f.words, *f.also))
     assert "log" in {_place(finding)[0] for finding in found.findings}
 
 

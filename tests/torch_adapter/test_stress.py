@@ -41,13 +41,16 @@ def test_a_model_is_moved_to_a_row_of_zeros() -> None:
     assert [m.site.operation for m in report.margins] == ["vector_norm", "divide"]
 
 
-def test_a_probability_of_zero_is_found_within_the_range() -> None:
+def test_the_slope_leads_to_a_probability_of_zero() -> None:
     def loss(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return -torch.log(torch.softmax(logits, 1).gather(1, y[:, None])).mean()
 
     logits, y = torch.randn(8, 4, requires_grad=True), torch.randint(0, 4, (8,))
     findings = anynan.stress(loss, logits, y, domain={"logits": (-90.0, 90.0)}).findings
     finding = findings[0]
+    line = loss.__code__.co_firstlineno + 1
+    words = f"logits: moved towards log at test_stress.py:{line}: smallest argument"
+    assert any(words in (x.words, *x.also) for x in findings)
     assert _place(finding)[0] == "log"
     assert finding.event.cause is not None
     assert finding.event.cause.tag in ("log_of_zero", "slope_overflow")

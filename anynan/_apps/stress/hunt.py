@@ -270,15 +270,15 @@ class Hunt:
         def is_bad(arrays: tuple[Array, ...]) -> bool:
             return not self._over and self._look(arrays).bad is not None
 
-        for found in towards(self.inputs, first, look):
-            arrays = nearer(self.inputs, found, is_bad)
+        ways = towards(self.inputs, first, look)
+        for arrays in (x for found in ways for x in nearer(self.inputs, found, is_bad)):
             names = ", ".join(
                 item.name
                 for item, x in zip(self.inputs, arrays, strict=True)
                 if x is not item.example and not np.array_equal(x, item.example)
             )
             bad = self._look(arrays).bad
-            if self._investigate(arrays, f"{names}: moved towards {site}", bad):
+            if bad is not None and self._investigate(arrays, f"{names}: moved towards {site}", bad):
                 return True
         return False
 

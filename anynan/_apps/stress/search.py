@@ -103,9 +103,14 @@ def _moved(
 
 def nearer(
     inputs: Sequence[Input], found: tuple[Array, ...], is_bad: Callable[[tuple[Array, ...]], bool]
-) -> tuple[Array, ...]:
-    """Bring inputs at which something goes bad as near to the example as they may be."""
-    low, high, best = 0.0, 1.0, found
+) -> Iterator[tuple[Array, ...]]:
+    """Bring inputs at which something goes bad nearer to the example.
+
+    Yields:
+        Those that went bad, the nearest first. Right at an edge a kernel may round otherwise when
+        it runs again, so the caller takes the first that holds.
+    """
+    low, high, bad = 0.0, 1.0, [found]
     for _ in range(_HALVINGS):
         part = (low + high) / 2
         between = tuple(
@@ -115,7 +120,8 @@ def nearer(
             for item, x in zip(inputs, found, strict=True)
         )
         if is_bad(between):
-            high, best = part, between
+            high = part
+            bad.append(between)
         else:
             low = part
-    return best
+    yield from reversed(bad)
