@@ -1,7 +1,6 @@
 """One side of a comparison: evaluate a function's jaxpr, and keep what leaves its layers."""
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -22,13 +21,14 @@ from anynan._apps.compare.captures import (
     Taken,
     cotangent,
 )
-from anynan.jax.graphs.bodies import JITS, backwards, bodies, rounds_of
-from anynan.jax.graphs.calls import Calls, Turn, scans, turns
+from anynan.jax.graphs import names
+from anynan.jax.graphs.bodies import JITS, bodies
+from anynan.jax.graphs.calls import Calls, Turn, turns
 from anynan.jax.graphs.graph import Graph, Node
 from anynan.jax.graphs.layers import Layers
 from anynan.jax.graphs.lines import call_site, source
-from anynan.jax.graphs.names import FUNCTIONS, PRIMITIVES
-from anynan.jax.graphs.versions import dropped, rebind, wide_numbers
+from anynan.jax.graphs.versions import rebind, wide_numbers
+from anynan.jax.observe import Run
 from anynan.jax.program.scopes import named
 from anynan.jax.program.trace import under_way
 from anynan.jax.read.probes import checkable
@@ -116,102 +116,59 @@ def _draw(node: Node) -> tuple[Any, Path, str, int] | None:
     return None
 
 
-ValueKey = tuple[Path, Any]
+class _Values(Run):
+    """Evaluate a program, and keep some of its values, in every turn of the scans around them.
 
-
-class Values:
-    """Take values of one jaxpr.
+    Args:
+        traced: The program.
+        wanted: Numbers of the values.
+        follow: What discrete operations shall choose, in order.
 
     Attributes:
-        places: Path and variable of each value that is wanted, and its number.
-        choosers: Path of each discrete operation whose choice is wanted, and its number.
+        found: The values, by number and turn.
+        choices: What was chosen.
     """
 
-    def __init__(
-        self, jaxpr: Any, places: Mapping[ValueKey, int], choosers: Mapping[Path, int]
-    ) -> None:
-        self.jaxpr, self.places, self.choosers = jaxpr, places, choosers
-        points = [*(path for path, _ in places), *(path[:-1] for path in choosers)]
+    def __init__(self, traced: "_Traced", wanted: Iterable[int], follow: Sequence[Choice]) -> None:
+        self.turn, self.notes = (), []
+        self.found: dict[tuple[int, Turn], Any] = {}
+        self.choices: list[Choice] = []
+        self._traced, self._likes = traced, RecordedChoices(follow)
+        values = [traced.graph.values[i] for i in wanted]
+        self._places = {(value.path, value.var): value.index for value in values}
+        self._choosers = {x.path: x for x in traced.choosers}
+        points = [*(value.path for value in values), *(path[:-1] for path in self._choosers)]
         self._inside = {path[:i] for path in points for i in range(len(path) + 1)}
 
-    def __call__(
-        self, consts: Any, args: Any, held: Mapping[int, Any]
-    ) -> tuple[dict[int, Any], dict[int, Any]]:
-        """Evaluate.
+    def took(self, path: Path, var: Any, x: Any) -> None:
+        """Keep a value that is wanted."""
+        if (path, var) in self._places:
+            self.found[self._places[path, var], self.turn] = x
 
-        Args:
-            consts: Of the jaxpr.
-            args: Of the jaxpr.
-            held: What discrete operations shall choose, by number; of every turn.
+    def equation(self, eqn: Any, ins: list[Any], path: Path) -> list[Any]:
+        """Evaluate one equation; as a whole where nothing inside of it is wanted."""
+        if path in self._choosers:
+            return self._choose(self._choosers[path], ins)
+        inner = bodies(eqn) if path in self._inside else []
+        if inner and inner[0].kind == "call":
+            return self.run(inner[0].jaxpr, inner[0].consts, ins, path)
+        if inner and inner[0].kind == "scan":
+            return self.scan(eqn, inner[0], ins, path)
+        return self.bind(eqn, ins, None)
 
-        Returns:
-            The values, and what the discrete operations would have chosen, by number.
-        """
-        _, found, chosen = self._walk(self.jaxpr, consts, args, (), held)
-        return found, chosen
-
-    def _walk(
-        self, jaxpr: Any, consts: Any, args: Any, path: Path, held: Mapping[int, Any]
-    ) -> tuple[list[Any], dict[int, Any], dict[int, Any]]:
-        env: dict[Any, Any] = {}
-        found: dict[int, Any] = {}
-        chosen: dict[int, Any] = {}
-
-        def write(var: Any, x: Any) -> None:
-            env[var] = x
-            if (path, var) in self.places:
-                found[self.places[path, var]] = x
-
-        def read(var: Any) -> Any:
-            return var.val if hasattr(var, "val") else env[var]
-
-        for var, x in zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True):
-            write(var, x)
-        for i, eqn in enumerate(jaxpr.eqns):
-            operands = [read(var) for var in eqn.invars]
-            point = (*path, i)
-            inner = bodies(eqn)
-            kind = inner[0].kind if inner else None
-            if point in self.choosers:
-                number = self.choosers[point]
-                outs, chosen[number] = _chosen(eqn, operands, held.get(number))
-            elif kind == "call":
-                body = inner[0]
-                outs, more, picks = self._walk(body.jaxpr, body.consts, operands, point, held)
-                found.update(more)
-                chosen.update(picks)
-            elif kind == "scan" and point in self._inside:
-                outs, more, picks = self._scan(eqn, inner[0], operands, point, held)
-                found.update(more)
-                chosen.update(picks)
-            else:
-                outs = rebind(eqn, operands)
-            for var, x in zip(eqn.outvars, outs, strict=True):
-                if not dropped(var):
-                    write(var, x)
-        return [read(var) for var in jaxpr.outvars], found, chosen
-
-    def _scan(
-        self, eqn: Any, body: Any, ins: list[Any], path: Path, held: Mapping[int, Any]
-    ) -> tuple[list[Any], dict[int, Any], dict[int, Any]]:
-        first, last = body.fixed, body.fixed + body.carried
-        mine = {
-            number: held[number]
-            for point, number in self.choosers.items()
-            if point[: len(path)] == path and number in held
-        }
-
-        def step(carry: Any, x: Any) -> Any:
-            xs, kept = x
-            args = [*ins[:first], *carry, *xs]
-            outs, found, chosen = self._walk(body.jaxpr, body.consts, args, path, kept)
-            return outs[: body.carried], (outs[body.carried :], found, chosen)
-
-        carry, (ys, found, chosen) = lax.scan(
-            step, ins[first:last], (ins[last:], mine),
-            length=rounds_of(eqn), reverse=backwards(eqn),
+    def _choose(self, chooser: Chooser, ins: list[Any]) -> list[Any]:
+        """Run a discrete operation, held to the other run's choice where there is one."""
+        like = self._likes.next(chooser.name, chooser.shape)
+        outs, own = _chosen(chooser.eqn, ins, None if like is None else jnp.asarray(like.picked))
+        mine = np.asarray(own)
+        picked = mine if like is None else like.picked.astype(mine.dtype)
+        self.choices.append(
+            self._traced.choice(
+                chooser.name, chooser.node, picked, self.turn, drawn=chooser.drawn,
+                moved=float(np.mean(picked != mine)),
+            )
         )  # fmt: skip
-        return [*carry, *ys], found, chosen
+        return outs
 
 
 def _chosen(eqn: Any, operands: list[Any], held: Any) -> tuple[list[Any], Any]:
@@ -321,7 +278,6 @@ class _Traced:
         self.unit = max([_unit(dtype) for dtype in made] or [0.0])
         self.choosers = [x for x in choosers(self.graph) if x.path[:-1] in self.calls.open]
         self.gates = [x for x in gates(self.graph) if backward and x.path in self.calls.open]
-        self.programs: dict[Any, Any] = {}
 
     def _differentiated(self, call: Any, closed: Any, arrays: list[Any]) -> Any:
         """Trace once more with the gradient: the weights are what is differentiated."""
@@ -357,20 +313,16 @@ class _Traced:
             for node in self.calls.own(call)
             if call.way == "forward" and self._counts(node)
         ]
-        wanted = sorted(
+        wanted = (
             {i for call in self.calls.calls for i in (*call.given, *call.made)}
             | {i for _, node in operations for i in node.outs if i is not None}
             | {i for node in self.gates for i in node.outs[:1] if i is not None}
         )
-        held = self._held(wish.follow or ())
-        found, own = jax.device_get(self._evaluated(wanted, consts, arrays, held))
+        run = self._evaluated(wanted, consts, arrays, wish.follow or ())
 
         def get(indices: Iterable[int | None], turn: Turn) -> tuple[Array, ...]:
-            return tuple(
-                _host(found[i][turn[: self.graph.values[i].loops]])
-                for i in indices
-                if i is not None and i in found
-            )
+            places = [(i, turn[: self.graph.values[i].loops]) for i in indices if i is not None]
+            return tuple(_host(run.found[place]) for place in places if place in run.found)
 
         taken = [
             Taken(x.layer, "", x.number, x.way, get(x.given, x.turn), get(x.made, x.turn))
@@ -380,7 +332,7 @@ class _Traced:
         weights = {self.names[i]: _host(self.consts[i]) for i in kept}
         return Capture(
             self.backend, [x for x in taken if x.made or x.given], weights, self.unit,
-            [*self._choices(own, held), *self._gates(found)],
+            [*run.choices, *self._gates(run.found)],
             [
                 Operation(_name(node), source(node.chain, node.eqn), get(node.outs, call.turn))
                 for call, node in operations
@@ -392,75 +344,41 @@ class _Traced:
         floats = any(i is not None and checkable(self.graph.values[i].aval) for i in node.outs)
         return floats and node.name not in _QUIET
 
-    def _turned(self) -> list[tuple[int, Chooser, Turn]]:
-        """List discrete operations with the turns of the scans around them, as they run."""
-        found = [
-            (self.calls.when(x.node, turn), number, x, turn)
-            for number, x in enumerate(self.choosers)
-            for turn in turns(x.node, x.loops)
-        ]
-        return [(number, x, turn) for _, number, x, turn in sorted(found, key=lambda f: f[:2])]
+    def choice(
+        self, name: str, node: Node, picked: Array, turn: Turn, *, moved: float = 0.0,
+        gate: bool = False, drawn: bool = False,
+    ) -> Choice:  # fmt: skip
+        """Tell of what an operation chose in one turn of the scans around it."""
+        return Choice(
+            name, self.layers.of(node) or "", source(node.chain, node.eqn), picked,
+            self.calls.before(node, turn), moved, gate, drawn,
+        )  # fmt: skip
 
-    def _held(self, follow: Sequence[Choice]) -> dict[int, Array]:
-        """Find what each discrete operation is held to; in every turn of a scan, or in none."""
-        likes, found = RecordedChoices(follow), dict[int, dict[Turn, Array]]()
-        for number, x, turn in self._turned():
-            like = likes.next(x.name, x.shape)
-            if like is not None:
-                found.setdefault(number, {})[turn] = like.picked
-        arrays = {}
-        for number, picks in found.items():
-            chooser = self.choosers[number]
-            lengths = [rounds_of(eqn) or 0 for eqn in scans(chooser.node)[: chooser.loops]]
-            if len(picks) == math.prod(lengths):
-                stacked = np.stack([picks[turn] for turn in sorted(picks)])
-                arrays[number] = stacked.reshape((*lengths, *chooser.shape))
-        return arrays
-
-    def _choices(self, own: dict[int, Any], held: dict[int, Array]) -> Iterator[Choice]:
-        mine = {number: np.asarray(x) for number, x in own.items()}
-        for number, x, turn in self._turned():
-            picked = mine[number][turn]
-            like = held[number][turn].astype(picked.dtype) if number in held else picked
-            yield Choice(
-                x.name, self.layers.of(x.node) or "", source(x.node.chain, x.node.eqn), like,
-                self.calls.before(x.node, turn), float(np.mean(like != picked)), drawn=x.drawn,
-            )  # fmt: skip
-
-    def _gates(self, found: dict[int, Any]) -> Iterator[Choice]:
+    def _gates(self, found: dict[tuple[int, Turn], Any]) -> Iterator[Choice]:
         """Walk the comparisons that open or close for some elements."""
         limits: dict[tuple[Any, ...], list[Node]] = {}
         for node in self.gates:  # beyond a limit and at it: one gate, since JAX 0.12
             ends = [self.graph.values[i] for i in node.ins]
             key = tuple(str(x.constant) if x.known and not np.ndim(x.constant) else x.index
                         for x in ends)  # fmt: skip
-            if node.outs[0] in found:
-                limits.setdefault((node.path, *key), []).append(node)
+            limits.setdefault((node.path, *key), []).append(node)
         for node, *more in limits.values():
             for turn in turns(node, node.loops):
-                sides = [np.asarray(found[x.outs[0] or 0][turn]) for x in (node, *more)]
-                picked = sum(side * 2**i for i, side in enumerate(sides))
+                sides = [np.asarray(found[x.outs[0] or 0, turn]) for x in (node, *more)]
+                picked = np.asarray(sum(side * 2**i for i, side in enumerate(sides)))
                 if (picked != picked.ravel()[:1]).any():
-                    yield Choice(
-                        node.name, self.layers.of(node) or "", source(node.chain, node.eqn), picked,
-                        self.calls.before(node, turn), gate=True,
-                    )  # fmt: skip
+                    yield self.choice(node.name, node, picked, turn, gate=True)
 
     def _evaluated(
-        self, wanted: list[int], consts: list[Any], arrays: list[Any], held: dict[int, Array]
-    ) -> tuple[dict[int, Any], dict[int, Any]]:
-        key = tuple(wanted)
-        if key not in self.programs:
-            values = [self.graph.values[i] for i in wanted]
-            places = {(value.path, value.var): value.index for value in values}
-            numbers = {x.path: number for number, x in enumerate(self.choosers)}
-            self.programs[key] = jax.jit(Values(self.closed.jaxpr, places, numbers))
+        self, wanted: Iterable[int], consts: list[Any], arrays: list[Any], follow: Sequence[Choice]
+    ) -> _Values:
+        run = _Values(self, wanted, follow)
         if self.backward:
             # Constants that are no weights stand where the second trace found them.
-            return self.programs[key](  # type: ignore[no-any-return]
-                self.closed.consts, [*(consts[i] for i in self.floats), *arrays], held
-            )
-        return self.programs[key](consts, arrays, held)  # type: ignore[no-any-return]
+            arrays = [*(consts[i] for i in self.floats), *arrays]
+            consts = self.closed.consts
+        run.run(self.closed.jaxpr, consts, arrays, ())
+        return run
 
 
 def _brought(x: Any) -> Any:
@@ -477,10 +395,8 @@ def _brought(x: Any) -> Any:
 
 def _name(node: Node) -> str:
     """Name an operation by the function of JAX it is a part of, else by its primitive."""
-    for name in call_site(node.chain, node.eqn).functions:
-        if name in FUNCTIONS:
-            return FUNCTIONS[name]
-    return PRIMITIVES.get(node.name, node.name)
+    whole = names.function(call_site(node.chain, node.eqn).functions)
+    return whole or names.primitive(node.name)
 
 
 def _unit(dtype: Any) -> float:

@@ -202,10 +202,15 @@ def as_typed(var: Any, x: Any) -> Any:
 
 
 class Run:
-    """Evaluate one program."""
+    """Evaluate one program.
+
+    Attributes:
+        turn: The round of each scan that runs, outermost first.
+    """
 
     def __init__(self, program: Program, observer: Observer) -> None:
         self.program, self.observer = program, observer
+        self.turn: tuple[int, ...] = ()
         self.nodes = {(*node.path, node.order[-1]): node for node in program.graph.nodes}
         self.notes: list[str] = []
         self.whole: dict[int, Grouped] = {}
@@ -236,27 +241,34 @@ class Run:
     def run(self, jaxpr: Any, consts: Iterable[Any], args: Iterable[Any], path: Path) -> list[Any]:
         """Evaluate one jaxpr."""
         env: dict[Any, Any] = {}
-        env.update(zip(jaxpr.constvars, consts, strict=True))
-        env.update(zip(jaxpr.invars, args, strict=True))
+
+        def write(variables: Iterable[Any], values: Iterable[Any]) -> None:
+            for var, x in zip(variables, values, strict=True):
+                if not dropped(var):
+                    env[var] = x
+                    self.took(path, var, x)
 
         def read(var: Any) -> Any:
             return var.val if isinstance(var, jc.Literal) else env[var]
 
+        write(jaxpr.constvars, consts)
+        write(jaxpr.invars, args)
         for i, eqn in enumerate(jaxpr.eqns):
             if silent(eqn):
                 self._note(f"{eqn.primitive.name} was not run: it only has an effect")
                 continue
-            outs = self._equation(eqn, [read(var) for var in eqn.invars], (*path, i))
-            env.update(
-                (var, x) for var, x in zip(eqn.outvars, outs, strict=True) if not dropped(var)
-            )
+            write(eqn.outvars, self.equation(eqn, [read(var) for var in eqn.invars], (*path, i)))
         return [read(var) for var in jaxpr.outvars]
+
+    def took(self, path: Path, var: Any, x: Any) -> None:
+        """Be told what a variable of the jaxpr at a path holds."""
 
     def _note(self, text: str) -> None:
         if text not in self.notes:
             self.notes.append(text)
 
-    def _equation(self, eqn: Any, ins: list[Any], path: Path) -> list[Any]:
+    def equation(self, eqn: Any, ins: list[Any], path: Path) -> list[Any]:
+        """Evaluate one equation, with what is inside of it."""
         inner = [] if path in self.program.graph.shut else bodies(eqn)
         kind = inner[0].kind if inner else None
         if kind == "call":
@@ -265,7 +277,7 @@ class Run:
             body = inner[min(max(int(ins[0]), 0), len(inner) - 1)]
             return self.run(body.jaxpr, body.consts, ins[1:], body.path(path))
         if kind == "scan":
-            return self._scan(eqn, inner[0], ins, path)
+            return self.scan(eqn, inner[0], ins, path)
         if kind == "while":
             return self._while(eqn, inner[0], ins, path)
         node = self.nodes.get(path)
@@ -279,14 +291,18 @@ class Run:
         changed = self.observer(_Equation(self, node, ins, outs, number))
         return outs if changed is None else list(changed)
 
-    def _scan(self, eqn: Any, body: Body, ins: list[Any], path: Path) -> list[Any]:
+    def scan(self, eqn: Any, body: Body, ins: list[Any], path: Path) -> list[Any]:
+        """Evaluate a scan, round by round."""
         last = body.fixed + body.carried
         carry, rounds, found = ins[body.fixed : last], rounds_of(eqn) or 0, []
+        outer = self.turn
         for at in reversed(range(rounds)) if backwards(eqn) else range(rounds):
+            self.turn = *outer, at
             args = [*ins[: body.fixed], *carry, *(x[at] for x in ins[last:])]
             outs = self.run(body.jaxpr, body.consts, args, path)
             carry = outs[: body.carried]
             found.append(outs[body.carried :])
+        self.turn = outer
         if not rounds:
             return rebind(eqn, ins)
         stacked = [jnp.stack(xs) for xs in zip(*found[:: -1 if backwards(eqn) else 1], strict=True)]
