@@ -16,6 +16,9 @@ INSTALL := $(RUN) -m pip install --disable-pip-version-check --no-compile -c $(C
 REQUIREMENTS := pyproject.toml $(CONSTRAINTS)
 OLDER := VENV=.venv-jax CONSTRAINTS=tests/constraints-jax-older.txt
 
+# Some images set it. Hundreds of processes would each compile a framework's sources again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:

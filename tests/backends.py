@@ -49,11 +49,15 @@ class Backend(Enum):
         return f"anynan.{self.library}" if adapted else None
 
     @property
+    def tier(self) -> int:
+        """Give the lowest tier of a test that runs over it."""
+        first = (Backend.STRICT, Backend.TORCH, Backend.JAX, Backend.TENSORFLOW, Backend.MLX)
+        return 0 if self is Backend.NUMPY else 1 if self in first else 2
+
+    @property
     def marks(self) -> list[pytest.MarkDecorator]:
         """Give the marks of a test that runs over it."""
-        first = {Backend.NUMPY: 0, Backend.STRICT: 1, Backend.TORCH: 1, Backend.JAX: 1}
-        more = {Backend.TENSORFLOW: 1, Backend.MLX: 1}
-        tier = pytest.mark.tier({**first, **more}.get(self, 2))
+        tier = pytest.mark.tier(self.tier)
         return [tier, pytest.mark.gpu] if self.variant == "cuda" else [tier]
 
     @property

@@ -36,11 +36,8 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 
-# One test of these is a process of up to a minute: begun last, one core waits for the other.
-_FIRST = ("tests/wild/", "tests/keras_backends/")
 _tests = itertools.count(1)
 _CHOSEN = pytest.StashKey[list[Backend]]()
-_TIERS = pytest.StashKey[range]()
 
 # The same examples every time, and nothing written beside the code.
 hypothesis.settings.register_profile("suite", deadline=None, database=None, derandomize=True)
@@ -120,12 +117,12 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(str(error)) from error
     config.stash[_CHOSEN] = chosen
     try:
-        config.stash[_TIERS] = tiers.chosen(config.getoption("--tiers"))
+        config.stash[tiers.ASKED] = tiers.chosen(config.getoption("--tiers"))
     except ValueError as error:
         raise pytest.UsageError(str(error)) from error
     if config.getoption("--durations-to"):
         config.pluginmanager.register(tiers.Durations(Path(config.getoption("--durations-to"))))
-    if config.stash[_TIERS][-1] == 0:
+    if config.stash[tiers.ASKED][-1] == 0:
         sys.meta_path.insert(0, tiers.Hidden())
     elif tiers.installed("tensorflow") and tiers.installed("torch"):
         # PyTorch has to be imported before TensorFlow where one process holds both.
@@ -133,16 +130,24 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out the folders that belong to a framework where the core alone is tested."""
-    inside = collection_path.parent == tiers.TESTS and collection_path.is_dir()
-    return True if inside and config.stash[_TIERS][-1] == 0 else None
+    """Leave out what holds no test that is asked for, so that nobody imports it."""
+    return True if tiers.least(collection_path) > config.stash[tiers.ASKED][-1] else None
+
+
+def pytest_pycollect_makeitem(collector: pytest.Collector, obj: object) -> list[Any] | None:
+    """Leave out a test of a later tier before each of its cases is built."""
+    marks = [mark for mark in getattr(obj, "pytestmark", ()) if mark.name == "tier"]
+    late = any(mark.args[0] > collector.config.stash[tiers.ASKED][-1] for mark in marks)
+    return [] if late else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: not item.nodeid.startswith(_FIRST))
+    # Begun last, a file that takes long has one core wait for the other.
+    took = tiers.seconds(config.stash[tiers.ASKED])
+    items.sort(key=lambda item: -took.get(item.nodeid.partition("::")[0], 0))
     for item in items:
         item.user_properties.append(("tier", tiers.tier(item)))
-    wanted = config.stash[_TIERS]
+    wanted = config.stash[tiers.ASKED]
     other = [item for item in items if tiers.tier(item) not in wanted]
     config.hook.pytest_deselected(items=other)
     items[:] = [item for item in items if tiers.tier(item) in wanted]
@@ -162,8 +167,11 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "backend" in metafunc.fixturenames:
+        last = metafunc.config.stash[tiers.ASKED][-1]
         chosen = [
-            pytest.param(b, id=b.value, marks=b.marks) for b in metafunc.config.stash[_CHOSEN]
+            pytest.param(b, id=b.value, marks=b.marks)
+            for b in metafunc.config.stash[_CHOSEN]
+            if b.tier <= last
         ]
         metafunc.parametrize("backend", chosen, indirect=True)
 

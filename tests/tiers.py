@@ -20,13 +20,23 @@ TESTS = Path(__file__).parent
 DURATIONS = TESTS / "durations.json"
 DOCS = TESTS.parent / "docs"
 FRAMEWORKS = ("jax", "keras", "mlx", "tensorflow", "torch")
+ASKED = pytest.StashKey[range]()
 _SHOWN = 20
+# What marks each test of a file as one of tier 2.
+_ALL_LATE = re.compile(r"^pytestmark = \[?[^\]]*?pytest\.mark\.tier\(2\)", re.MULTILINE)
 
 
 def tier(item: pytest.Item) -> int:
     """Give the tier of a test."""
     least = 0 if item.path.parent == TESTS else 1
     return max([least, *(mark.args[0] for mark in item.iter_markers("tier"))])
+
+
+def least(path: Path) -> int:
+    """Give the lowest tier that a test in a file or a folder can have, without importing it."""
+    inside = int(TESTS in path.parents[path.is_file() :])
+    whole = path.suffix == ".py" and _ALL_LATE.search(path.read_text("utf-8"))
+    return 2 if whole else inside
 
 
 def chosen(text: str) -> range:
@@ -49,6 +59,15 @@ def installed(name: str) -> bool:
         return find_spec(name) is not None
     except ModuleNotFoundError:  # hidden
         return False
+
+
+def seconds(asked: range) -> dict[str, float]:
+    """Give what the tests of some tiers took in each file, as it was measured last."""
+    known = json.loads(DURATIONS.read_text("utf-8"))
+    return {
+        file: sum(took for tier, took in entry["tiers"].items() if int(tier) in asked)
+        for file, entry in known.items()
+    }
 
 
 class Hidden:
