@@ -102,7 +102,7 @@ def test_no_framework_at_all_says_how_to_install_one() -> None:
     [
         (["--steps", "0"], "at least 1"),
         (["--steps", "many"], "'many' is not a whole number"),
-        (["--seed", "-1"], "negative"),
+        (["--seed", "-1"], "at least 0"),
         (["--framework", "abacus"], "invalid choice: 'abacus'"),
     ],
 )

@@ -12,7 +12,7 @@ import numpy as np
 from rich.console import Console
 
 import anynan
-from anynan._cli.outcome import found, missed, trained
+from anynan._cli.outcome import show
 from anynan.tracker import Tracker
 
 BUGS = {
@@ -109,44 +109,32 @@ def rate_of(step: int, broken: str) -> float:
     return 0.2 * 1.06**step if broken in ("softmax", "log") else 0.2
 
 
-def train(
-    xp: Any, track: Callable[..., Tracker], bug: str, *, fixed: bool, steps: int | None, seed: int
-) -> int:
+def main(
+    bug: str = "softmax", *, fixed: bool = False, steps: int | None = None, seed: int = 0,
+    xp: Any = np,
+) -> int:  # fmt: skip
     """Train until the bug strikes; with ``fixed``, train on without it.
 
     Args:
-        xp: The array library.
-        track: The function that tracks the step.
         bug: Name of the bug.
         fixed: Leave the bug out.
         steps: Stop after this many; the default is enough for every bug.
         seed: Decides data and weights.
+        xp: The array library.
 
     Returns:
         0 if the bug was found, or stayed away from the fixed training; else 1.
     """
-    broken, steps = "" if fixed else bug, steps or STEPS
-    console = Console(highlight=False, markup=False, soft_wrap=True)
-    console.print(f"{bug}: {BUGS[bug]}{' (fixed)' if fixed else ''}")
-    loader, params = Loader(xp, seed, broken), start(xp, seed)
-    train_step = track(make_step(anynan.arrays.namespace(xp), broken))
-    losses: list[float] = []
-    try:
+
+    def train(console: Console, broken: str, steps: int, losses: list[float]) -> Tracker:
+        loader, params = Loader(xp, seed, broken), start(xp, seed)
+        train_step = anynan.track(make_step(anynan.arrays.namespace(xp), broken))
         with np.errstate(all="ignore"):
             for step in range(steps):
                 loss, params = train_step(params, *loader.batch(step), rate_of(step, broken))
                 losses.append(float(loss))
                 if step % 50 == 0:
                     console.print(f"step {step}  loss {losses[-1]:.3g}")
-    except anynan.NonFiniteError as error:
-        return found(console, error, expected=not fixed)
-    if not fixed:
-        return missed(console, steps)
-    return trained(console, train_step, losses, parts="scopes")
+        return train_step
 
-
-def main(
-    bug: str = "softmax", *, fixed: bool = False, steps: int | None = None, seed: int = 0
-) -> int:
-    """Run the demo with NumPy."""
-    return train(np, anynan.track, bug, fixed=fixed, steps=steps, seed=seed)
+    return show(BUGS[bug], train, bug, fixed=fixed, steps=steps or STEPS, parts="scopes")

@@ -21,7 +21,7 @@ except ModuleNotFoundError as error:
     raise ImportError(msg) from error
 
 import anynan
-from anynan._cli.outcome import found, missed, trained
+from anynan._cli.outcome import show
 from anynan._cli.text import PAD, Text
 from anynan.jax.tracking import track
 from anynan.tracker import Tracker
@@ -145,22 +145,17 @@ def main(
     Returns:
         0 if the bug was found, or stayed away from the fixed training; else 1.
     """
-    broken = "" if fixed else bug
     steps = steps or (2 * EPOCH + 1 if fixed else 3 * EPOCH)
-    console = Console(highlight=False, markup=False, soft_wrap=True)
-    console.print(f"{bug}: {BUGS[bug]}{' (fixed)' if fixed else ''}")
-    train_step, params, opt_state, text = setup(broken, seed)
-    losses: list[float] = []
-    with warnings.catch_warnings(), train_step:
-        warnings.simplefilter("always", anynan.AnynanWarning)
-        try:
+
+    def train(console: Console, broken: str, steps: int, losses: list[float]) -> Tracker:
+        train_step, params, opt_state, text = setup(broken, seed)
+        with warnings.catch_warnings(), train_step:
+            warnings.simplefilter("always", anynan.AnynanWarning)
             for step in range(steps):
                 params, opt_state, loss = train_step(params, opt_state, *batch(text, step))
                 losses.append(float(loss))
                 if step % 20 == 0:
                     console.print(f"step {step}  loss {losses[-1]:.3g}")
-        except anynan.NonFiniteError as error:
-            return found(console, error, expected=not fixed)
-    if not fixed:
-        return missed(console, steps)
-    return trained(console, train_step, losses, epoch=EPOCH)
+        return train_step
+
+    return show(BUGS[bug], train, bug, fixed=fixed, steps=steps, epoch=EPOCH)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import anynan
-from anynan._cli.outcome import found, missed, trained
+from anynan._cli.outcome import show
 from anynan._cli.text import PAD, Text
 from anynan.torch.tracking import track
 from anynan.tracker import Tracker
@@ -215,17 +215,14 @@ def main(bug: str = "mask", *, fixed: bool = False, steps: int | None = None, se
         0 if the bug was found, or stayed away from the fixed training; else 1.
     """
     torch.set_num_threads(1)  # so small a model is no faster with more
-    broken = "" if fixed else bug
     steps = steps or (6 * EPOCH + 1 if fixed else 3 * EPOCH)
-    console = Console(highlight=False, markup=False, soft_wrap=True)
-    console.print(f"{bug}: {BUGS[bug]}{' (fixed)' if fixed else ''}")
-    train_step, loader = setup(bug, broken, seed)
-    losses: list[float] = []
-    with warnings.catch_warnings(), train_step, progress_bar(console) as bar:
-        warnings.simplefilter("always", anynan.AnynanWarning)
-        warnings.showwarning = lambda message, *_: console.print(f"warning: {message}")
-        task = bar.add_task("train", total=steps, visible=False)
-        try:
+
+    def train(console: Console, broken: str, steps: int, losses: list[float]) -> Tracker:
+        train_step, loader = setup(bug, broken, seed)
+        with warnings.catch_warnings(), train_step, progress_bar(console) as bar:
+            warnings.simplefilter("always", anynan.AnynanWarning)
+            warnings.showwarning = lambda message, *_: console.print(f"warning: {message}")
+            task = bar.add_task("train", total=steps, visible=False)
             for step in range(steps):
                 start = time.perf_counter()
                 losses.append(train_step(step, *loader.batch(step)).item())
@@ -234,12 +231,9 @@ def main(bug: str = "mask", *, fixed: bool = False, steps: int | None = None, se
                 bar.update(
                     task, advance=1, visible=True, loss=losses[-1], headroom=headroom, speed=speed
                 )
-        except anynan.NonFiniteError as error:
-            bar.stop()
-            return found(console, error, expected=not fixed)
-    if not fixed:
-        return missed(console, steps)
-    return trained(console, train_step, losses, epoch=EPOCH)
+        return train_step
+
+    return show(BUGS[bug], train, bug, fixed=fixed, steps=steps, epoch=EPOCH)
 
 
 def progress_bar(console: Console) -> Progress:

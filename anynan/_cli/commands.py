@@ -7,14 +7,15 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from functools import partial
 from types import ModuleType
 from typing import Any, NoReturn
 
 from anynan._base import products
 from anynan._base.about import FOLDERS, __version__
 from anynan._cli import doctor
+from anynan._cli.statuses import refuse
 
-USAGE = 2  # the exit status of a command that could not begin
 # What a reader of the list looks for first; a product with a ``command.py`` that is not named here
 # comes after these.
 _FIRST = ("run", "demo", "scan", "runfile", "bundle", "compare", "precision", "stress")
@@ -57,6 +58,11 @@ def demos() -> list[str]:
 class _Parser(argparse.ArgumentParser):
     """Say what was probably meant, and refuse an unknown option where it was given."""
 
+    def __init__(self, **given: Any) -> None:
+        """Print a command's examples and statuses line by line, as they are written."""
+        given.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        super().__init__(**given)
+
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse, and leave nothing over: the usage that is printed is then this command's."""
         found, left = super().parse_known_args(args, namespace)
@@ -89,6 +95,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="anynan",
         description="Find where a number goes bad.",
         epilog="anynan COMMAND --help tells what a command takes, and what its exit status means.",
+        formatter_class=argparse.HelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"anynan {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="command")
@@ -110,13 +117,12 @@ def _add_demo(commands: Any) -> None:
             "example: anynan demo --framework numpy --bug log\n"
             "exit status: 0 the bug was found, 1 it was not, 2 no such framework or bug"
         ),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     demo.add_argument("--framework", choices=demos(), help="default: the first that is installed")
     demo.add_argument("--bug", metavar="NAME", help="which bug; --list shows them")
     demo.add_argument("--fixed", action="store_true", help="train on with the bug fixed")
-    demo.add_argument("--steps", type=_count, metavar="N", help="stop after this many steps")
-    demo.add_argument("--seed", type=_seed, default=0, metavar="N", help="default: 0")
+    demo.add_argument("--steps", type=partial(_whole, 1), metavar="N", help="stop after so many")
+    demo.add_argument("--seed", type=partial(_whole, 0), default=0, metavar="N", help="default: 0")
     demo.add_argument("--list", action="store_true", help="list the bugs and stop")
     demo.set_defaults(run=_demo)
 
@@ -125,8 +131,7 @@ def _demo(chosen: argparse.Namespace) -> int:
     try:
         name, module = _load(chosen.framework)
     except ImportError as error:
-        print(f"anynan demo: {error}", file=sys.stderr)
-        return USAGE
+        return refuse("demo", str(error))
     bugs: dict[str, str] = module.BUGS
     if chosen.list:
         width = max(len(bug) for bug in bugs)
@@ -136,8 +141,7 @@ def _demo(chosen: argparse.Namespace) -> int:
     bug = chosen.bug or next(iter(bugs))
     if bug not in bugs:
         known = ", ".join(bugs)
-        print(f"anynan demo: {name} has no bug {bug!r}; choose from {known}", file=sys.stderr)
-        return USAGE
+        return refuse("demo", f"{name} has no bug {bug!r}; choose from {known}")
     result: Any = module.main(bug, fixed=chosen.fixed, steps=chosen.steps, seed=chosen.seed)
     return int(result)
 
@@ -159,25 +163,13 @@ def _load(wanted: str | None) -> tuple[str, ModuleType]:
     raise ImportError("\n".join(missing) or "no adapter with a demo was found")
 
 
-def _count(text: str) -> int:
-    number = _whole(text)
-    if number < 1:
-        msg = f"{number} is too small: it must be at least 1"
-        raise argparse.ArgumentTypeError(msg)
-    return number
-
-
-def _seed(text: str) -> int:
-    number = _whole(text)
-    if number < 0:
-        msg = f"{number} is negative: a seed is at least 0"
-        raise argparse.ArgumentTypeError(msg)
-    return number
-
-
-def _whole(text: str) -> int:
+def _whole(least: int, text: str) -> int:
     try:
-        return int(text)
+        number = int(text)
     except ValueError:
         msg = f"{text!r} is not a whole number"
         raise argparse.ArgumentTypeError(msg) from None
+    if number < least:
+        msg = f"{number} is too small: it must be at least {least}"
+        raise argparse.ArgumentTypeError(msg)
+    return number

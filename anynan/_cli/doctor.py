@@ -36,7 +36,6 @@ def add(commands: Any) -> None:
         "Paste it into an issue.",
         epilog="example: anynan doctor\n"
         "exit status: 0 all that is installed works, 1 something of it does not",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(run=run)
 

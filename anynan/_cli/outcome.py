@@ -1,4 +1,6 @@
-"""How a demo ends: the bug was found, did not show, or the fixed training went through."""
+"""What every demo does: it trains until the bug strikes, or without it, and says how that ended."""
+
+from collections.abc import Callable
 
 from rich.console import Console
 
@@ -9,48 +11,55 @@ from anynan._runs.overview import tightest
 from anynan.errors import NonFiniteError
 from anynan.tracker import Tracker
 
-
-def found(console: Console, error: NonFiniteError, *, expected: bool) -> int:
-    """Print the report, which is the exception's message, in colour where there is any.
-
-    Args:
-        console: Where to.
-        error: What the tracker raised.
-        expected: The bug was left in.
-
-    Returns:
-        The demo's exit code: 0 if this was to be found.
-    """
-    step = error.event.step
-    report = render_rich(error.event) if console.is_terminal else str(error)
-    console.print("", report, "", sep="\n")
-    if expected:
-        console.print(f"Found at step {step}. Run again with --fixed to see it train on.")
-        return 0
-    console.print(f"Step {step} went bad although the bug is fixed: please report this.")
-    return 1
+# Trains so many steps without a bug, or with the one of this name, appends each loss, and gives
+# what watched.
+Train = Callable[[Console, str, int, list[float]], Tracker]
 
 
-def missed(console: Console, steps: int) -> int:
-    """Say that the bug did not show; the demo's exit code is 1."""
-    many = plural(steps, "step")
-    console.print(f"No reading went bad in {many}: this bug needs more of them (--steps).")
-    return 1
-
-
-def trained(
-    console: Console, tracker: Tracker, losses: list[float], *, epoch: int = 0,
+def show(
+    title: str, train: Train, bug: str, *, fixed: bool, steps: int, epoch: int = 0,
     parts: str = "layers",
 ) -> int:  # fmt: skip
-    """Say what a training without the bug saw; the demo's exit code is 0.
+    """Train, and tell of it.
 
     Args:
-        console: Where to.
-        tracker: What watched it.
-        losses: The loss of each step.
+        title: What the bug is.
+        train: The training.
+        bug: Name of the bug.
+        fixed: Leave the bug out.
+        steps: Stop after so many.
         epoch: Steps after which the same batch comes again; 0 if none ever does.
         parts: What the readings are of.
+
+    Returns:
+        The demo's exit code: 0 if the bug was found, or stayed away from the fixed training; else
+        1.
     """
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    console.print(f"{bug}: {title}{' (fixed)' if fixed else ''}")
+    losses: list[float] = []
+    try:
+        tracker = train(console, "" if fixed else bug, steps, losses)
+    except NonFiniteError as error:
+        _print_report(console, error)
+        step = error.event.step
+        said = f"Found at step {step}. Run again with --fixed to see it train on."
+        broken = f"Step {step} went bad although the bug is fixed: please report this."
+        console.print(broken if fixed else said)
+        return int(fixed)
+    more = f"No reading went bad in {plural(steps, 'step')}: this bug needs more of them (--steps)."
+    console.print(_seen(tracker, losses, epoch, parts) if fixed else more)
+    return int(not fixed)
+
+
+def _print_report(console: Console, error: NonFiniteError) -> None:
+    """Print the report, which is the exception's message, in colour where there is any."""
+    report = render_rich(error.event) if console.is_terminal else str(error)
+    console.print("", report, "", sep="\n")
+
+
+def _seen(tracker: Tracker, losses: list[float], epoch: int, parts: str) -> str:
+    """Say what a training without the bug saw."""
     seen = {reading.layer for reading in tracker.history if reading.layer}
     many = f" {len(seen)} {parts}," if seen else ""
     text = f"{plural(len(losses), 'step')},{many} no reading went bad"
@@ -61,5 +70,4 @@ def trained(
     if last:
         whose = "The loss of the first batch" if epoch else "The loss"
         text += f".\n{whose} fell from {losses[0]:.2f} to {losses[last]:.2f}"
-    console.print(f"{text}.")
-    return 0
+    return f"{text}."

@@ -1,7 +1,19 @@
-"""The exit statuses that commands which look at files share."""
+"""What commands share: exit statuses, how they refuse, and how a function is named to them."""
+
+import importlib
+import os
+import sys
+from operator import attrgetter
+from typing import Any
 
 FINE, BAD, UNREADABLE = 0, 1, 2
 TOLD = "exit status: 0 nothing bad, 1 something bad, 2 a file that cannot be read"
+
+
+def refuse(command: str, text: str) -> int:
+    """Say why a command cannot begin, or read a file, and give its exit status."""
+    print(f"anynan {command}: {text}", file=sys.stderr)
+    return UNREADABLE
 
 
 def says(error: Exception) -> str:
@@ -9,3 +21,18 @@ def says(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}"
     return str(error)
+
+
+def named(path: str, wanted: str) -> Any:
+    """Import what ``module:function`` names, as from a prompt in this folder.
+
+    Args:
+        path: The words of the command line.
+        wanted: What to give, where they are no such name.
+    """
+    module, colon, function = path.partition(":")
+    if not colon:
+        msg = f"give {wanted}"
+        raise ValueError(msg)
+    sys.path.insert(0, os.getcwd())
+    return attrgetter(function)(importlib.import_module(module))

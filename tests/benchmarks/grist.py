@@ -8,6 +8,7 @@ fix that the report names is put into the program, and the hunt must not find it
 """
 
 import ast
+import functools
 import gzip
 import json
 import os
@@ -104,7 +105,7 @@ class Mend(ast.NodeTransformer):
 def child(grist: Path, path: Path, fixes: dict[str, str]) -> None:
     """Hunt in one program, and print what was found as JSON."""
     stand_in(grist)
-    from anynan._apps.stress.command import _run
+    from anynan._apps.run.program import load
     from anynan._apps.stress.hunt import stress
     from anynan._apps.stress.script import hunt_in
 
@@ -118,7 +119,8 @@ def child(grist: Path, path: Path, fixes: dict[str, str]) -> None:
         path.write_text(ast.unparse(ast.fix_missing_locations(tree)), encoding="utf-8")
     out, sys.stdout = sys.stdout, open(os.devnull, "w")  # noqa: SIM115
     try:
-        report = hunt_in(str(path), stress, _run)
+        program = functools.partial(load, str(path), [], module=False)
+        report = hunt_in(str(path), stress, lambda code, scope: program(code=code, scope=scope)())
     finally:
         sys.stdout = out
         if fixes:

@@ -1,10 +1,9 @@
 """``anynan replay``: run the operation of a bundle again."""
 
 import argparse
-import sys
 from typing import Any
 
-from anynan._cli.statuses import BAD, FINE, UNREADABLE
+from anynan._cli.statuses import BAD, FINE, refuse
 
 
 def add(commands: Any) -> None:
@@ -18,7 +17,6 @@ def add(commands: Any) -> None:
         ),
         epilog="example: anynan replay bundle\nexit status: 0 as in the event, 1 not so, or not "
         "run, 2 no bundle",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("folder", help="what tracker.save(folder) wrote")
     parser.set_defaults(run=run)
@@ -42,8 +40,7 @@ def run(chosen: argparse.Namespace) -> int:
     try:
         bundle = load(chosen.folder)
     except (BundleError, ImportError) as error:
-        print(f"anynan replay: {name(chosen.folder)}: {prose(str(error))}", file=sys.stderr)
-        return UNREADABLE
+        return refuse("replay", f"{name(chosen.folder)}: {prose(str(error))}")
     print(render_line(bundle.event))
     seen = [f"{key} {text}" for key, text in bundle.versions.items()]
     print(f"  seen with  {prose(', '.join(seen))}")

@@ -1,12 +1,11 @@
 """``anynan compare``: two files of weights, or what two runs wrote."""
 
 import argparse
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from anynan._base import products
-from anynan._cli.statuses import BAD, FINE, UNREADABLE, says
+from anynan._cli.statuses import BAD, FINE, refuse, says
 from anynan._diagnosis.rules.evidence import plural
 
 if TYPE_CHECKING:
@@ -29,7 +28,6 @@ def add(commands: Any) -> None:
             "example: anynan compare before.safetensors after.safetensors\n"
             "exit status: 0 no difference, 1 a difference, 2 a file that cannot be read"
         ),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("first", help="safetensors, torch.save, npz, ..., or a run's .jsonl")
     parser.add_argument("second", help="the same kind of file")
@@ -65,8 +63,7 @@ def run(chosen: argparse.Namespace) -> int:
         limit = BEYOND if chosen.max_ratio is None else chosen.max_ratio
         return _told(compare_weights(chosen.first, chosen.second), limit)
     except (OSError, ValueError, UnreadableError) as error:
-        print(f"anynan compare: {says(error)}", file=sys.stderr)
-        return UNREADABLE
+        return refuse("compare", says(error))
 
 
 def _is_run(path: str) -> bool:

@@ -1,12 +1,9 @@
 """``anynan precision``: what breaks first in a narrow dtype."""
 
 import argparse
-import importlib
-import os
-import sys
 from typing import Any
 
-from anynan._cli.statuses import BAD, FINE, UNREADABLE
+from anynan._cli.statuses import BAD, FINE, named, refuse
 from anynan.errors import reason
 
 
@@ -23,7 +20,6 @@ def add(commands: Any) -> None:
             "example: anynan precision train:step --dtype bfloat16\n"
             "exit status: 0 it fits, 1 something breaks, 2 the function could not be run"
         ),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("target", metavar="MODULE:FUNCTION", help="train:step, of train.py here")
     parser.add_argument("--dtype", default="float16", metavar="NAME", help="default: float16")
@@ -46,18 +42,12 @@ def run(chosen: argparse.Namespace) -> int:
     """
     from anynan._apps.precision.precision import precision
 
-    module, _, name = chosen.target.partition(":")
-    sys.path.insert(0, os.getcwd())
     try:
-        target: Any = importlib.import_module(module)
-        for part in name.split("."):
-            target = getattr(target, part)
         report = precision(
-            target, dtype=chosen.dtype, how=chosen.how, plan=not chosen.no_plan,
-            errors=chosen.errors,
+            named(chosen.target, "module:function"), dtype=chosen.dtype, how=chosen.how,
+            plan=not chosen.no_plan, errors=chosen.errors,
         )  # fmt: skip
     except Exception as error:  # noqa: BLE001  the program's own, too
-        print(f"anynan precision: {chosen.target}: {reason(error)}", file=sys.stderr)
-        return UNREADABLE
+        return refuse("precision", f"{chosen.target}: {reason(error)}")
     print(report)
     return FINE if report.fits else BAD

@@ -14,6 +14,7 @@ from anynan._apps.run import program
 from anynan._apps.run.ending import SHOWN, Ending, Own
 from anynan._base import products
 from anynan._base.patches import Patches
+from anynan._cli.statuses import BAD, refuse
 from anynan._everywhere import Found, watch_everything
 from anynan._readings.history import Ring
 from anynan._reports.logs import listeners
@@ -21,8 +22,6 @@ from anynan._reports.report import render, render_markdown
 from anynan._runs.run import Run
 from anynan.options import ACTIONS, LEVELS, Options
 
-USAGE = 2
-FAILED = 1
 GIVE, ITS_OWN = "a script, or -m and a module", "its arguments"  # what a message calls them
 FORMS = ("", ".txt", ".log", ".md", ".jsonl", ".html")
 
@@ -42,7 +41,6 @@ def add(commands: Any) -> None:
             "exit status: the program's own; with --fail or --action raise 1 where that is 0 and "
             "something was bad; 2 if there is no such program, or no report can be written"
         ),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "--action", choices=ACTIONS, default="warn",
@@ -77,8 +75,7 @@ def run(chosen: argparse.Namespace) -> int:
             _refuse_report(chosen.report)
         begin = program.load(chosen.program, chosen.arguments, module=chosen.module)
     except program.Missing as error:
-        print(f"anynan run: {error}", file=sys.stderr)
-        return USAGE
+        return refuse("run", str(error))
     arrays: Any = importlib.import_module("anynan.arrays.program")
     found, own, errors = Found(), Own(), arrays.listen()
     listeners.append(own.hear)
@@ -100,7 +97,7 @@ def run(chosen: argparse.Namespace) -> int:
     if chosen.report:
         _write(chosen.report, lines, found, ending)
     fails = chosen.fail or chosen.action == "raise"
-    return FAILED if ending.harmed and fails and not status else status
+    return BAD if ending.harmed and fails and not status else status
 
 
 def _given(chosen: argparse.Namespace) -> list[str]:

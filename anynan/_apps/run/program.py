@@ -6,7 +6,7 @@ import signal
 import sys
 import types
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from typing import Any
 
@@ -18,13 +18,18 @@ class Missing(Exception):  # noqa: N818  it is no error of the program's
     """Raise when there is no such script or module."""
 
 
-def load(name: str, arguments: list[str], *, module: bool) -> Callable[[], None]:
+def load(
+    name: str, arguments: list[str], *, module: bool, code: Any = None,
+    scope: Mapping[str, Any] | None = None,
+) -> Callable[[], None]:  # fmt: skip
     """Make a script or a module the program: ``__main__``, ``sys.argv`` and ``sys.path``.
 
     Args:
         name: Path of a script or of a folder with a ``__main__.py``; name of a module.
         arguments: The program's own.
         module: Whether it is the name of a module.
+        code: What runs in a script's place: the script, changed.
+        scope: What its globals hold beside.
 
     Returns:
         What runs it. Its ``__main__`` stays: what runs at exit may need it.
@@ -49,13 +54,14 @@ def load(name: str, arguments: list[str], *, module: bool) -> Callable[[], None]
         spec, main.__file__, main.__package__ = None, os.path.abspath(name), None
         loader = SourceFileLoader("__main__", main.__file__)
         try:
-            code = loader.source_to_code(loader.get_data(name), main.__file__)
+            code = code or loader.source_to_code(loader.get_data(name), main.__file__)
         except OSError as error:
             msg = f"can't open file {name!r}: {error.strerror}"
             raise Missing(msg) from None
     main.__spec__, main.__loader__, main.__builtins__ = spec, loader, __builtins__
     sys.argv[:] = [main.__file__ if module else name, *arguments]
     sys.modules["__main__"] = main
+    vars(main).update(scope or {})
     return lambda: exec(code, main.__dict__)  # noqa: S102  it is what a program is
 
 

@@ -1,10 +1,9 @@
 """``anynan report``: what a run saw, from the file it wrote."""
 
 import argparse
-import sys
 from typing import Any
 
-from anynan._cli.statuses import BAD, FINE, TOLD, UNREADABLE, says
+from anynan._cli.statuses import BAD, FINE, TOLD, refuse, says
 
 
 def add(commands: Any) -> None:
@@ -14,7 +13,6 @@ def add(commands: Any) -> None:
         help="show what a run saw, from the file it wrote: anynan report run.jsonl",
         description="Show what a run saw, from the file that tracker.to_jsonl(path) wrote.",
         epilog=f"example: anynan report run.jsonl --html report.html\n{TOLD}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("file", help="what tracker.to_jsonl(path) wrote, whole or cut off")
     parser.add_argument("--html", metavar="OUT", help="also write the page to this file")
@@ -37,7 +35,6 @@ def run(chosen: argparse.Namespace) -> int:
         if chosen.html is not None:
             found.to_html(chosen.html)
     except (OSError, ValueError) as error:
-        print(f"anynan report: {says(error)}", file=sys.stderr)
-        return UNREADABLE
+        return refuse("report", says(error))
     print(found.report())
     return BAD if found.counts["bad"] or found.harms else FINE

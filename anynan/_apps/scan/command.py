@@ -7,7 +7,7 @@ import threading
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Self
 
-from anynan._cli.statuses import BAD, FINE, TOLD, UNREADABLE
+from anynan._cli.statuses import BAD, FINE, TOLD, UNREADABLE, refuse
 
 if TYPE_CHECKING:
     from anynan._apps.scan.scan import File, Scanned
@@ -27,7 +27,6 @@ def add(commands: Any) -> None:
             "files. Nothing in them is run, and they may be larger than the memory."
         ),
         epilog=f"example: anynan scan checkpoints/ --as float16\n{TOLD}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("paths", nargs="+", metavar="PATH", help="a file, or a folder of them")
     parser.add_argument(
@@ -62,10 +61,7 @@ def run(chosen: argparse.Namespace) -> int:
                 bar.clear()
             print(_as_json(file) if chosen.json else _as_text(file, chosen), flush=True)
             status = max(status, UNREADABLE if file.unread else BAD if file.bad else FINE)
-    if not seen:
-        print("anynan scan: no file of weights or arrays in there", file=sys.stderr)
-        return UNREADABLE
-    return status
+    return status if seen else refuse("scan", "no file of weights or arrays in there")
 
 
 class _Bar:

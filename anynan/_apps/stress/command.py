@@ -1,14 +1,13 @@
 """``anynan stress``: hunt for inputs that make NaN or Inf."""
 
 import argparse
-import importlib
-import os
 import sys
 from collections.abc import Callable
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from anynan._cli.statuses import BAD, FINE, UNREADABLE
+from anynan._base import products
+from anynan._cli.statuses import BAD, FINE, named, refuse
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,7 +30,6 @@ def add(commands: Any) -> None:
             "exit status: 0 nothing found inside the example's range, 1 something found, 2 it "
             "could not begin"
         ),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("target", help="a script, or module:function")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own")
@@ -57,8 +55,7 @@ def run(chosen: argparse.Namespace) -> int:
     try:
         report = _hunted(chosen)
     except (NoLoopError, OSError, ImportError, AttributeError, TypeError, ValueError) as error:
-        print(f"anynan stress: {chosen.target}: {error}", file=sys.stderr)
-        return UNREADABLE
+        return refuse("stress", f"{chosen.target}: {error}")
     print(report)
     return FINE if report.ok else BAD
 
@@ -72,33 +69,17 @@ def _hunted(chosen: argparse.Namespace) -> "StressReport":
             return stress(target, *example, budget=chosen.budget, seed=chosen.seed, tell=tell)
 
     if chosen.target.endswith(".py"):
-        sys.argv[:] = [chosen.target, *chosen.arguments]
-        sys.path[0] = os.path.dirname(os.path.abspath(chosen.target))
-        found: StressReport = hunt_in(chosen.target, hunt, _run)
+        load = products.part("run", "program").load
+
+        def run(code: Any, scope: dict[str, Any]) -> None:
+            load(chosen.target, chosen.arguments, module=False, code=code, scope=scope)()
+
+        found: StressReport = hunt_in(chosen.target, hunt, run)
         return found
-    sys.path.insert(0, os.getcwd())
-    example = _named(chosen.example)() if chosen.example else ()
-    return hunt(_named(chosen.target), *(example if isinstance(example, tuple) else (example,)))
-
-
-def _run(code: Any, scope: dict[str, Any]) -> None:
-    import types
-
-    main = types.ModuleType("__main__")
-    main.__dict__.update(scope, __file__=os.path.abspath(code.co_filename))
-    sys.modules["__main__"] = main
-    exec(code, main.__dict__)  # noqa: S102  it is what a script is
-
-
-def _named(name: str) -> Any:
-    module, colon, path = name.partition(":")
-    if not colon:
-        msg = "give a script that ends in .py, or module:function"
-        raise ValueError(msg)
-    found: Any = importlib.import_module(module)
-    for part in path.split("."):
-        found = getattr(found, part)
-    return found
+    wanted = "a script that ends in .py, or module:function"
+    example = named(chosen.example, wanted)() if chosen.example else ()
+    example = example if isinstance(example, tuple) else (example,)
+    return hunt(named(chosen.target, wanted), *example)
 
 
 @contextmanager
