@@ -4,7 +4,7 @@ import copy
 import json
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import torch
 from torch import distributed, nn
 
 import anynan
-from anynan import Advanced, NonFiniteError
+from anynan import NonFiniteError
 from anynan._arrays.containers import leaves
 from anynan.torch.call.discovery import find_state, find_weights
 from anynan.torch.doctor import devices
@@ -150,29 +150,6 @@ def test_the_device_counts_what_an_accelerator_would_wait_for() -> None:
         x.detach().numpy()
     with pytest.raises(RuntimeError, match="same device"):
         x + torch.ones(4)
-
-
-@pytest.mark.tier(2)
-@pytest.mark.parametrize("scale", [0.0, 2.0**10])
-def test_training_on_the_device_is_that_of_the_cpu_to_within_rounding(scale: float) -> None:
-    ends = []
-    for where in ("cpu", SLATE):
-        seed()
-        model = nn.Sequential(nn.Conv1d(1, 4, 3), nn.BatchNorm1d(4), nn.Flatten(), nn.Linear(24, 2))
-        model.to(where)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        scaler = torch.amp.GradScaler(where, init_scale=scale or 1.0, enabled=bool(scale))
-        for i in range(4):
-            x = torch.linspace(-1, 1, 40).roll(i).reshape(5, 1, 8).to(where)
-            optimizer.zero_grad()
-            with torch.autocast(where, dtype=torch.bfloat16, enabled=bool(scale)):
-                loss = model(x).float().square().mean()
-            scaler.scale(loss).backward()
-            scaler.step(optimizer)
-            scaler.update()
-        ends.append([p.detach().cpu() for p in model.parameters()])
-    for one, other in zip(*ends, strict=True):
-        torch.testing.assert_close(one, other, rtol=0.02 if scale else 1e-4, atol=0.02)
 
 
 # Clean steps.
@@ -428,12 +405,6 @@ def test_check_reads_two_numbers_and_summarize_one_summary() -> None:
 
 
 @pytest.mark.tier(2)
-def test_what_has_no_elements_or_no_floats_is_summarised_as_on_the_cpu() -> None:
-    for x in (torch.ones(0, 3), torch.ones(3, dtype=torch.int64), torch.ones(2, 2).double()):
-        assert replace(anynan.summarize(x.to(SLATE)), device="cpu") == anynan.summarize(x)
-
-
-@pytest.mark.tier(2)
 def test_a_failing_call_is_kept_with_the_random_state_of_its_device(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(8, 8), Fault()).to(SLATE)
     tracker = anynan.torch.track(model, save=tmp_path / "bundle")
@@ -444,22 +415,6 @@ def test_a_failing_call_is_kept_with_the_random_state_of_its_device(tmp_path: Pa
     tracker.remove()
     held = (tmp_path / "bundle" / "tensors.safetensors").read_bytes()
     assert b"random.torch_slate_0" in held
-
-
-@pytest.mark.tier(2)
-def test_the_first_bad_batch_is_found_on_the_device() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), Fault()).to(SLATE)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def step(x: torch.Tensor) -> torch.Tensor:
-        loss = torch.log(model(x).square().sum())
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss
-
-    batches = [torch.full((3, 4), value, device=SLATE) for value in (1.0, 2.0, torch.nan)]
-    assert anynan.torch.first_bad_batch(step, batches).index == 2
 
 
 def test_doctor_lists_the_device() -> None:
@@ -486,14 +441,6 @@ def test_a_search_of_what_a_step_reaches_prints_no_weight() -> None:
     with device.counted() as reads:
         list(leaves(dict(run.updates.state), "state"))
     assert not reads
-    run.end()
-
-
-@pytest.mark.tier(2)
-def test_one_may_ask_for_the_reads_at_once() -> None:
-    run = Run("model", options={"advanced": Advanced(read="immediate")}).steps(1)
-    rows = len(run.tracker.history.last())
-    assert len(run.reads[0]) <= rows
     run.end()
 
 

@@ -9,7 +9,6 @@ from torch.utils.checkpoint import (
     checkpoint,
     checkpoint_sequential,
     create_selective_checkpoint_contexts,
-    set_checkpoint_early_stop,
 )
 
 from tests.torch_adapter.training import Fault
@@ -455,15 +454,6 @@ class NonReentrant(_Checkpointed):
 
 
 @program
-class NoEarlyStop(_Checkpointed):
-    how: ClassVar[dict[str, Any]] = {"use_reentrant": False}
-
-    def step(self) -> Tensor:
-        with set_checkpoint_early_stop(False):
-            return super().step()
-
-
-@program
 class Selective(_Checkpointed):
     how: ClassVar[dict[str, Any]] = {
         "use_reentrant": False,
@@ -512,35 +502,6 @@ class CellsInRegion(Recurrent):
 class CellsInRegionNonReentrant(Recurrent):
     def build(self) -> nn.Module:
         return LoopKept(self.fault, reentrant=False)
-
-
-class CellsKept(Loop):
-    """Each turn of the cell a region of its own."""
-
-    def __init__(self, fault: Fault, *, reentrant: bool) -> None:
-        super().__init__(fault)
-        self.reentrant = reentrant
-        self.stem = nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(x)
-        h = torch.zeros(x.shape[0], 4)
-        for turn in range(x.shape[1]):
-            h = checkpoint(self.cell, x[:, turn], h, turn, use_reentrant=self.reentrant)
-        out: Tensor = self.head(h)
-        return out
-
-
-@program
-class RegionPerCall(Recurrent):
-    def build(self) -> nn.Module:
-        return CellsKept(self.fault, reentrant=True)
-
-
-@program
-class RegionPerCallNonReentrant(Recurrent):
-    def build(self) -> nn.Module:
-        return CellsKept(self.fault, reentrant=False)
 
 
 class NestedLoop(nn.Module):

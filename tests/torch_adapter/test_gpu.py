@@ -1,6 +1,5 @@
 """What only an accelerator can show. Skips without one."""
 
-import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -135,19 +134,3 @@ def test_slots_stay_on_the_device(model: nn.Sequential) -> None:
     assert board._memory.is_cuda
     assert board.layers[0].forward.pair.data_ptr() % 16 == 0
     tracker.remove()
-
-
-def test_the_cpu_and_a_device_are_compared() -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64), nn.Dropout(0.5), nn.Linear(64, 8))
-    device = copy.deepcopy(model).cuda()
-    x = torch.randn(8, 64)
-    drawn = anynan.compare(model, device, x)
-    assert drawn.place is None, str(drawn)
-    assert "`dropout` in `2` draws otherwise" in drawn.sentence()
-    held = anynan.compare(model, device, x, follow=True)
-    assert held.place is None, str(held)
-    assert not held.differs
-    device[1].eps = 1e-3
-    found = anynan.compare(model, device, x)
-    assert found.place.layer == "1"

@@ -235,33 +235,6 @@ def test_somebody_elses_wrapper_of_the_scaler_stays() -> None:
     assert torch.amp.GradScaler.step is real
 
 
-@pytest.mark.parametrize("enabled", [True, False])
-def test_a_step_with_a_scaler_makes_one_host_read(*, enabled: bool) -> None:
-    """Count the copies to the host that tracking adds to a step that is not skipped."""
-    copies: list[int] = []
-
-    class Copies(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            name = func.overloadpacket.__name__
-            copies[-1] += name in ("_local_scalar_dense", "item")
-            # Autocast casts; a copy to the host keeps the dtype.
-            copies[-1] += name == "_to_copy" and (kwargs or {}).get("device") is not None
-            return func(*args, **(kwargs or {}))
-
-    for tracked in (False, True):
-        run = Run(2.0**10, dtype=torch.float16 if enabled else torch.bfloat16)
-        if tracked:
-            run.track("model", "end", policy=Policy(spike=50.0, vanishing=1e-20))
-        run.train(2)
-        copies.append(0)
-        with Copies():
-            run.train(3)
-        assert run.skipped == []
-    assert copies[1] - copies[0] == 3
-
-
 # A streak, or the floor.
 
 
@@ -343,40 +316,6 @@ def test_a_streak_of_which_only_a_weight_knows_is_named() -> None:
     assert event.parameter is not None
     assert event.operation.output.dtype == "float16"
     assert "in float32 the result reaches" in event.cause.evidence
-
-
-def test_an_overflow_at_a_scale_of_one_is_bad_at_once() -> None:
-    _, scaler, step = steep(6e4, 1.0)
-    with anynan.torch.track(step) as tracker, pytest.raises(NonFiniteError) as caught:
-        tracker()
-    event = caught.value.event
-    assert event.layer == "1"
-    assert event.cause.tag == "loss_scale_floor"
-    assert event.cause.evidence == (
-        "the loss scale is down to 1; in float32 the result reaches 120,000, float16 ends at 65,504"
-    )
-    assert scaler.get_scale() == 0.5
-
-
-@pytest.mark.parametrize("read", ["immediate", "end"])
-def test_a_replay_leaves_the_scaler_as_it_found_it(read: Any) -> None:
-    results = []
-    for tracked in (False, True):
-        _, scaler, step = steep(3.0, 2.0**15)
-        run = step
-        if tracked:
-            policy = Policy(scale_streak=1)
-            run = anynan.torch.track(
-                step, advanced=anynan.Advanced(read=read), policy=policy, action="record"
-            )
-        held: list[Any] = []
-        for _ in range(5):
-            run()
-            held.append(scaler._scale)
-        assert len({id(x) for x in held}) == 1
-        results.append((scaler.state_dict(), held[-1].item()))
-    assert run.count("bad") == 2  # type: ignore[attr-defined]
-    assert results[0] == results[1]
 
 
 # Autocast.

@@ -3,6 +3,7 @@
 import itertools
 import threading
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -26,23 +27,23 @@ from tests.torch_adapter.training import (
 )
 
 # PyTorch's own, from the inner one of two nested reentrant regions.
-pytestmark = [
-    pytest.mark.tier(2),
-    pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 
-every_program = pytest.mark.parametrize("name", PROGRAMS)
 every_track = pytest.mark.parametrize("track", ["model", "step"])
 every_read = pytest.mark.parametrize("read", ["immediate", "end"])
+WAYS = list(itertools.product(("model", "step"), ("immediate", "end"), ("forward", "backward")))
+CLEAN: list[tuple[str, Any]] = [
+    ("model", {"read": "end"}), ("step", {}), ("step", {"level": "operation"}),
+]  # fmt: skip
 
 
-def half() -> list[tuple[str, str, str, str]]:
-    """Combine each program with half of the ways, so that each pair of ways is met in it."""
-    tracks, reads, phases = ("model", "step"), ("immediate", "end"), ("forward", "backward")
+def turned(ways: Sequence[Any], count: int = 1) -> Any:
+    """Combine each program with so many of the ways, in turn; all but the first are variants."""
     return [
-        (name, tracks[track], reads[read], phases[(at + track + read) % 2])
+        pytest.param(name, *way, marks=[pytest.mark.tier(2)] if nth else [])
         for at, name in enumerate(PROGRAMS)
-        for track, read in itertools.product(range(2), range(2))
+        for nth in range(count)
+        for way in [ways[(at + 5 * nth) % len(ways)]]
     ]
 
 
@@ -72,7 +73,7 @@ def strict(name: str, read: Any) -> bool:
     return name == "ClipStrict" and read == "end"
 
 
-@pytest.mark.parametrize(("name", "track", "read", "armed"), half())
+@pytest.mark.parametrize(("name", "track", "read", "armed"), turned(WAYS, 3))
 def test_the_fault_is_named(name: str, track: str, read: Any, armed: str) -> None:
     run = Run(name, track, read=read)
     run.step()
@@ -100,16 +101,7 @@ def test_the_fault_is_named(name: str, track: str, read: Any, armed: str) -> Non
         assert_same(before, [p.detach() for p in run.it.model.parameters()])
 
 
-@pytest.mark.parametrize(
-    ("track", "options"),
-    [
-        ("model", {"read": "end"}),
-        ("step", {}),
-        ("step", {"level": "operation"}),
-    ],
-    ids=str,
-)
-@every_program
+@pytest.mark.parametrize(("name", "track", "options"), turned(CLEAN, 2))
 def test_a_clean_run_is_as_if_nobody_watched(name: str, track: str, options: Any) -> None:
     states = []
     for tracked in (False, True):
@@ -123,8 +115,7 @@ def test_a_clean_run_is_as_if_nobody_watched(name: str, track: str, options: Any
     assert (run.layer, "backward", run.call) in seen
 
 
-@every_track
-@every_program
+@pytest.mark.parametrize(("name", "track"), turned([("model",), ("step",)]))
 def test_one_read_before_each_update(name: str, track: str) -> None:
     counts = []
     for tracked in (False, True):
@@ -140,7 +131,8 @@ def test_one_read_before_each_update(name: str, track: str) -> None:
     assert counts[1] - counts[0] == 3 * expected
 
 
-@every_program
+@pytest.mark.tier(2)
+@pytest.mark.parametrize("name", PROGRAMS)
 def test_nothing_is_kept_alive(name: str) -> None:
     run = Run(name, "step", read="end")
     counts = []

@@ -172,47 +172,6 @@ def test_what_follows_from_an_update_that_went_through(
     assert found == ([(3, 2)] if first == "forward" else [(3, 1), (6, 1)])
 
 
-class Slope(nn.Module):
-    """Have an infinite slope at its weight, which is 0."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.zeros(2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.w.square().sum().sqrt() + x.sum()
-
-
-@pytest.mark.parametrize("taken", ["nobody", "by hand", "another library"])
-@pytest.mark.parametrize("level", ["layer", "operation"])
-def test_gradients_that_no_known_optimizer_takes(taken: str, level: str) -> None:
-    model = Slope()
-
-    def update() -> None:
-        with torch.no_grad():
-            for p in model.parameters():
-                assert p.grad is not None
-                p -= 0.1 * p.grad
-
-    class Foreign:
-        step = staticmethod(update)
-
-    def step(x: Tensor) -> None:
-        model.zero_grad()
-        model(x).backward()
-        if taken != "nobody":
-            (update if taken == "by hand" else Foreign().step)()
-
-    tracker = anynan.torch.track(step, level=level)
-    with pytest.raises(NonFiniteError) as caught:
-        tracker(torch.ones(2))
-    event = caught.value.event
-    assert event.phase in ("backward", "optimizer")
-    assert event.parameter in ("w", None)
-    if taken == "nobody" or level == "operation":
-        assert event.operation.name == "sqrt"
-
-
 def test_old_gradients_are_not_judged_again() -> None:
     model = nn.Linear(2, 1)
     model.weight.grad = torch.full((1, 2), math.nan)
