@@ -130,6 +130,21 @@ def train(
     }
 
 
+def stepping(
+    model: nn.Module, data: Callable[[int], torch.Tensor] = batch
+) -> Callable[[int], None]:
+    """Give a step of a training by its number."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(at: int) -> None:
+        x = data(at)
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+
+    return step
+
+
 def until_bad(step: Callable[[int], object], steps: int = STEPS) -> dict[str, Any]:
     """Run a step by its number until anynan raises; say at which one, and of what."""
     seen: dict[str, Any] = {"event": None}
@@ -170,11 +185,9 @@ def ddp(**kwargs: Any) -> tuple[nn.Module, Fault]:
 
 def untracked(model: nn.Module, data: Callable[[int], torch.Tensor] = batch) -> float:
     """Train as ``train`` does, without a tracker: what the weights come to."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = stepping(model, data)
     for at in range(STEPS):
-        optimizer.zero_grad()
-        model(data(at)).square().mean().backward()
-        optimizer.step()
+        step(at)
     return sum(float(whole(p).detach().double().sum()) for p in model.parameters())
 
 

@@ -1,5 +1,7 @@
 """Trainings over several ranks: replicated, sharded and split."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -8,9 +10,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import anynan
-from anynan._steps.tracked import inside
 from tests.torch_adapter.rank_parts import (
     BAD_STEP,
+    SCENARIOS,
     Fault,
     Net,
     batch,
@@ -18,30 +20,11 @@ from tests.torch_adapter.rank_parts import (
     fsdp,
     rank,
     scenario,
+    stepping,
     train,
     until_bad,
     untracked,
 )
-
-
-@scenario
-def clean() -> dict[str, Any]:
-    return train(*ddp()) | {"untracked": untracked(ddp()[0])}
-
-
-@scenario
-def forward() -> dict[str, Any]:
-    return train(*ddp(), armed="forward")
-
-
-@scenario
-def backward() -> dict[str, Any]:
-    return train(*ddp(), armed="backward")
-
-
-@scenario
-def whole_step() -> dict[str, Any]:
-    return train(*ddp(), armed="forward", as_step=True)
 
 
 @scenario
@@ -53,26 +36,6 @@ def bad_batch() -> dict[str, Any]:
         return x
 
     return train(*ddp(), data=data)
-
-
-@scenario
-def fsdp_clean() -> dict[str, Any]:
-    return train(*fsdp()) | {"untracked": untracked(fsdp()[0])}
-
-
-@scenario
-def fsdp_forward() -> dict[str, Any]:
-    return train(*fsdp(), armed="forward")
-
-
-@scenario
-def fsdp_backward() -> dict[str, Any]:
-    return train(*fsdp(), armed="backward", action="skip")
-
-
-@scenario
-def fsdp_step() -> dict[str, Any]:
-    return train(*fsdp(), armed="forward", as_step=True, action="skip")
 
 
 def tensor_parallel() -> tuple[nn.Module, Fault]:
@@ -93,23 +56,6 @@ def tensor_parallel() -> tuple[nn.Module, Fault]:
 def same(step: int) -> torch.Tensor:
     made = torch.Generator().manual_seed(step)
     return torch.randn(3, 4, generator=made)
-
-
-@scenario
-def tp_clean() -> dict[str, Any]:
-    return train(*tensor_parallel(), data=same) | {
-        "untracked": untracked(tensor_parallel()[0], same)
-    }
-
-
-@scenario
-def tp_forward() -> dict[str, Any]:
-    return train(*tensor_parallel(), data=same, armed="forward")
-
-
-@scenario
-def tp_backward() -> dict[str, Any]:
-    return train(*tensor_parallel(), data=same, armed="backward", action="skip")
 
 
 def dtensors() -> tuple[nn.Module, Fault]:
@@ -142,14 +88,29 @@ def dtensors() -> tuple[nn.Module, Fault]:
     return net, net.fault
 
 
-@scenario
-def dtensor_clean() -> dict[str, Any]:
-    return train(*dtensors(), data=same) | {"untracked": untracked(dtensors()[0], same)}
+def trained(
+    make: Callable[[], tuple[nn.Module, Fault]],
+    data: Callable[[int], torch.Tensor],
+    *,
+    beside: bool = False,
+    **how: Any,
+) -> dict[str, Any]:
+    """Train what is made, and beside it the same without a tracker if that is asked for."""
+    seen = train(*make(), data=data, **how)
+    return seen | ({"untracked": untracked(make()[0], data)} if beside else {})
 
 
-@scenario
-def dtensor_forward() -> dict[str, Any]:
-    return train(*dtensors(), data=same, armed="forward")
+for _name, _make, _data in (
+    ("", ddp, batch), ("fsdp_", fsdp, batch), ("tp_", tensor_parallel, same),
+    ("dtensor_", dtensors, same),
+):  # fmt: skip
+    _skip = {"action": "skip"} if _name else {}
+    SCENARIOS |= {
+        f"{_name}clean": partial(trained, _make, _data, beside=True),
+        f"{_name}forward": partial(trained, _make, _data, armed="forward"),
+        f"{_name}backward": partial(trained, _make, _data, armed="backward", **_skip),
+        f"{_name}step": partial(trained, _make, _data, armed="forward", as_step=True, **_skip),
+    }
 
 
 @scenario
@@ -180,17 +141,6 @@ def weight_gradient() -> dict[str, Any]:
 
 
 @scenario
-def inner_tracked_first() -> dict[str, Any]:
-    torch.manual_seed(0)
-    net = Net()
-    tracker = anynan.torch.track(net)
-    paths = sorted(inside(tracker).judge.adapter.watched())
-    tracker.remove()
-    model = DistributedDataParallel(net)
-    return train(model, net.fault, armed="forward", tracked=net) | {"paths": paths}
-
-
-@scenario
 def fsdp_tracked_first() -> dict[str, Any]:
     from torch.distributed.fsdp import fully_shard
 
@@ -199,15 +149,12 @@ def fsdp_tracked_first() -> dict[str, Any]:
     with anynan.torch.track(net):
         for module in (net.first, net.last, net):
             fully_shard(module)
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
 
-        def step(at: int) -> None:
+        def data(at: int) -> torch.Tensor:
             net.fault.armed = "forward" if at == BAD_STEP and rank() == 1 else ""
-            optimizer.zero_grad()
-            net(batch(at)).square().mean().backward()
-            optimizer.step()
+            return batch(at)
 
-        return until_bad(step)
+        return until_bad(stepping(net, data))
 
 
 @scenario

@@ -30,6 +30,7 @@ from tests.torch_adapter.rank_parts import (
     hearing,
     rank,
     scenario,
+    stepping,
     told,
     train,
     until_bad,
@@ -43,11 +44,9 @@ def evaluation() -> dict[str, Any]:
     inner = model.module
     seen: dict[str, Any] = {"error": None}
     with anynan.torch.track(model):
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        step = stepping(model)
         for at in range(3):
-            optimizer.zero_grad()
-            model(batch(at)).square().mean().backward()
-            optimizer.step()
+            step(at)
             if rank() == 0 and at == 1:
                 fault.armed = "forward"
                 try:
@@ -64,19 +63,16 @@ def evaluation() -> dict[str, Any]:
 def evaluation_of_a_part() -> dict[str, Any]:
     """One rank looks at a part of the model, without gradients, right before its step."""
     model, fault = ddp()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
-    def step(at: int) -> None:
+    def data(at: int) -> torch.Tensor:
         if rank() == 0:
             with torch.no_grad():
                 model.module.first(batch(at))
         fault.armed = "forward" if at == BAD_STEP and rank() == 0 else ""
-        optimizer.zero_grad()
-        model(batch(at)).square().mean().backward()
-        optimizer.step()
+        return batch(at)
 
     with anynan.torch.track(model):
-        return until_bad(step)
+        return until_bad(stepping(model, data))
 
 
 @scenario
@@ -100,6 +96,11 @@ def zeros() -> nn.Module:
     return DistributedDataParallel(nn.Sequential(Zeros(), nn.Linear(4, 4)))
 
 
+def zeroed(at: int, when: int) -> torch.Tensor:
+    """Give a batch, of zeros on the second rank in one step."""
+    return batch(at) * (0.0 if at == when and rank() == 1 else 1.0)
+
+
 @scenario
 def accumulation() -> dict[str, Any]:
     """The bad call is the first of two, under no_sync."""
@@ -109,8 +110,7 @@ def accumulation() -> dict[str, Any]:
     def step(at: int) -> None:
         optimizer.zero_grad()
         with model.no_sync():
-            x = batch(at) * (0.0 if at == 1 and rank() == 1 else 1.0)
-            model(x).square().mean().backward()
+            model(zeroed(at, 1)).square().mean().backward()
         model(batch(at)).square().mean().backward()
         optimizer.step()
 
@@ -141,19 +141,14 @@ def counted() -> dict[str, Any]:
     from torch.profiler import profile
 
     model, _ = ddp()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        model(batch(0)).square().mean().backward()
-        optimizer.step()
+    step = stepping(model)
 
     def count() -> int:
         for _ in range(3):
-            step()
+            step(0)
         with profile() as seen:
             for _ in range(3):
-                step()
+                step(0)
         return sum(e.count for e in seen.key_averages() if e.key.startswith("gloo:"))
 
     plain = count()
@@ -196,7 +191,6 @@ def compiled() -> dict[str, Any]:
     for inside in (True, False):
         torch.manual_seed(0)
         net = nn.Sequential(Zeros(), nn.Linear(4, 4))
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
         if inside:
             tracker = anynan.torch.track(net)
             model = DistributedDataParallel(torch.compile(net, backend="aot_eager"))
@@ -204,14 +198,7 @@ def compiled() -> dict[str, Any]:
             wrapper = DistributedDataParallel(net)
             tracker = anynan.torch.track(wrapper)
             model = torch.compile(wrapper, backend="aot_eager")
-
-        def step(at: int, model: Any = model, optimizer: Any = optimizer) -> None:
-            optimizer.zero_grad()
-            x = batch(at) * (0.0 if at == BAD_STEP and rank() == 1 else 1.0)
-            model(x).square().mean().backward()
-            optimizer.step()
-
-        seen.append(until_bad(step))
+        seen.append(until_bad(stepping(model, lambda at: zeroed(at, BAD_STEP))))
         tracker.remove()
     return {"seen": seen}
 
@@ -281,7 +268,7 @@ def send_on(x: torch.Tensor | None, shape: tuple[int, ...], source: int, target:
     return None
 
 
-def pipeline(armed: str, where: int, *, as_step: bool = False) -> dict[str, Any]:
+def pipeline(armed: str, where: int) -> dict[str, Any]:
     """Two stages by hand: the first one's layers on rank 0, the second one's on rank 1."""
     torch.manual_seed(0)
     fault = Fault()
@@ -301,23 +288,14 @@ def pipeline(armed: str, where: int, *, as_step: bool = False) -> dict[str, Any]
             send_on(x.grad, (3, 4), 1, 0)
         optimizer.step()
 
-    with anynan.torch.track(step if as_step else stage) as tracker:
-        return until_bad(tracker if as_step else step)
+    with anynan.torch.track(stage):
+        return until_bad(step)
 
 
-@scenario
-def pipeline_forward() -> dict[str, Any]:
-    return pipeline("forward", 0)
-
-
-@scenario
-def pipeline_backward() -> dict[str, Any]:
-    return pipeline("backward", 1)
-
-
-@scenario
-def pipeline_step() -> dict[str, Any]:
-    return pipeline("forward", 0, as_step=True)
+SCENARIOS |= {
+    "pipeline_forward": functools.partial(pipeline, "forward", 0),
+    "pipeline_backward": functools.partial(pipeline, "backward", 1),
+}
 
 
 @scenario
@@ -358,16 +336,14 @@ def two_trackers() -> dict[str, Any]:
     """Two models, each with its optimizer: each agrees with its own on the other ranks."""
     torch.manual_seed(0)
     models = [DistributedDataParallel(Net()) for _ in range(2)]
-    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in models]
     trackers = [anynan.torch.track(m, action="skip") for m in models]
+    steps = [stepping(m) for m in models]
     with heard():
         for at in range(STEPS):
-            for i, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
+            for i, (model, step) in enumerate(zip(models, steps, strict=True)):
                 bad = at == 1 + i and rank() == i
                 model.module.fault.armed = "forward" if bad else ""
-                optimizer.zero_grad()
-                model(batch(at)).square().mean().backward()
-                optimizer.step()
+                step(at)
     for tracker in trackers:
         tracker.remove()
     return {"events": [[told(event) for event in tracker.events] for tracker in trackers]}
@@ -381,9 +357,8 @@ def scaler() -> dict[str, Any]:
     scale = torch.amp.GradScaler("cpu", init_scale=4.0)
 
     def step(at: int) -> None:
-        x = batch(at) * (0.0 if at == 1 and rank() == 1 else 1.0)
         optimizer.zero_grad()
-        scale.scale(model(x).square().mean()).backward()
+        scale.scale(model(zeroed(at, 1)).square().mean()).backward()
         scale.step(optimizer)
         scale.update()
 
@@ -423,17 +398,15 @@ def refused() -> dict[str, Any]:
     torch.manual_seed(0)
     fault = Fault()
     net = nn.Sequential(nn.Linear(4, 4), fault, Picky())
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    step = stepping(net)
     with heard() as said:
         tracker = anynan.torch.track(net)
         for at in range(STEPS):
             fault.armed = "forward" if at == BAD_STEP else ""
-            optimizer.zero_grad()
             try:
-                net(batch(at)).square().mean().backward()
+                step(at)
             except ValueError:
                 break
-            optimizer.step()
         tracker.remove()
     return {"stopped": at, "warnings": said, "events": [told(e) for e in tracker.events]}
 
@@ -466,17 +439,14 @@ SCENARIOS |= {f"killed_{victim}": functools.partial(killed, victim) for victim i
 
 def lonely(tracks: bool, leaves: int) -> dict[str, Any]:
     torch.manual_seed(0)
-    model = DistributedDataParallel(Net())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = stepping(model := DistributedDataParallel(Net()))
     with heard() as said:
         tracker = anynan.torch.track(model) if tracks else None
         for at in range(STEPS):
             if at == leaves and tracker is not None:
                 tracker.remove()
                 tracker = None
-            optimizer.zero_grad()
-            model(batch(at)).square().mean().backward()
-            optimizer.step()
+            step(at)
         if tracker is not None:
             tracker.remove()
     return {"stopped": at, "warnings": said}

@@ -9,7 +9,6 @@ from torch import nn
 
 import anynan
 from anynan import NonFiniteError
-from anynan._steps.tracked import inside
 from tests.flat import split
 from tests.torch_adapter.training import Fault
 from tests.torch_adapter.vows import small
@@ -37,35 +36,7 @@ def test_layers_that_never_ran_are_listed() -> None:
     assert "parts.used" not in text.partition("parts.idle")[2]
 
 
-def test_a_failing_replay_hides_nothing() -> None:
-    class Once(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            if anynan.replaying():
-                raise KeyError("x")
-            return torch.log(-1 - x.abs())
-
-    model = nn.Sequential(Once())
-    anynan.torch.track(model)
-    with pytest.raises(NonFiniteError, match="KeyError") as caught:
-        model(torch.randn(2, 2))
-    assert caught.value.event.layer == "0"
-
-
 # Interruptions.
-
-
-def test_the_users_callback_may_remove_the_tracker() -> None:
-    model = small()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    tracker = anynan.torch.track(model, action=lambda event: tracker.remove())
-    model[2].armed = "forward"
-    model(torch.randn(3, 4)).sum().backward()
-    assert len(tracker.events) == 1
-    assert inside(tracker).judge.adapter is None
-    model[2].armed = None
-    optimizer.zero_grad()
-    model(torch.randn(3, 4)).sum().backward()
-    optimizer.step()
 
 
 @pytest.mark.parametrize("read", ["immediate", "end"])
@@ -112,43 +83,6 @@ def test_an_error_in_the_users_forward_leaves_a_sane_state(error: Any, read: Any
     assert (event.layer, event.operation.name) == ("2", "sqrt")
     phases = [r.phase for r in tracker.history if r.step == tracker.history.steps()[-1]]
     assert phases.count("backward") >= 4
-
-
-def test_an_error_in_a_tracked_step_leaves_a_sane_state() -> None:
-    model = small()
-
-    @anynan.torch.track
-    def step(x: torch.Tensor, fails: bool) -> torch.Tensor:
-        out = model(x).sum()
-        if fails:
-            msg = "mine"
-            raise ValueError(msg)
-        return out
-
-    step(torch.randn(3, 4), False)
-    with pytest.raises(ValueError, match="mine"):
-        step(torch.randn(3, 4), True)
-    step(torch.randn(3, 4), False)
-    assert step.history.steps() == [0, 1, 2]
-    model[2].armed = "forward"
-    with pytest.raises(NonFiniteError) as caught:
-        step(torch.randn(3, 4), False)
-    assert caught.value.event.step == 3
-
-
-def test_what_broke_a_step_is_raised_from_the_users_error() -> None:
-    model = small()
-    model[2].armed = "forward"
-
-    @anynan.torch.track(advanced=anynan.Advanced(read="end"))
-    def step(x: torch.Tensor) -> None:
-        if model(x).isnan().any():
-            msg = "the user's own check"
-            raise ValueError(msg)
-
-    with pytest.raises(anynan.NonFiniteError, match="NaN first appeared") as caught:
-        step(torch.randn(3, 4))
-    assert "own check" in str(caught.value.__cause__)
 
 
 def test_a_fused_path_that_hooks_turn_off_is_said_in_the_report() -> None:

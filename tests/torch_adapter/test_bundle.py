@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 import anynan
-from anynan._apps.bundle.bundle import load
 from tests.bundles import again, run_alone
 from tests.flat import split
 
@@ -58,11 +57,6 @@ def test_a_gradient_is_taken_by_autograd_from_what_arrived(tmp_path, x):
     assert (held["operation.grad"] == 3).all()
 
 
-def test_a_gradient_of_two_operands(tmp_path, x):
-    fail(tmp_path / "b", Net(lambda y: torch.pow(y * 0, torch.full_like(y, 0.5))), x)
-    assert again(tmp_path / "b")[1].same
-
-
 def test_a_custom_backward(tmp_path, x):
     class Own(torch.autograd.Function):
         @staticmethod
@@ -90,25 +84,6 @@ def test_low_precision_survives(tmp_path, x, dtype):
     assert again(tmp_path / "b")[1].same
 
 
-def test_float8_survives(tmp_path, x):
-    # e4m3fn has no Inf: what overflows is NaN.
-    fail(tmp_path / "b", Net(lambda y: (y * 1e4).to(torch.float8_e4m3fn).float() / 0), x)
-    assert again(tmp_path / "b")[1].same
-
-
-def test_an_operand_is_that_from_before_it_was_overwritten(tmp_path, x):
-    fail(tmp_path / "b", Net(lambda y: (y - 100).log_()), x)
-    assert again(tmp_path / "b")[1].same
-
-
-def test_a_masked_softmax(tmp_path, x):
-    mask = torch.ones(5, 3, dtype=torch.bool)
-    fail(tmp_path / "b", Net(lambda y: y.masked_fill(mask, -torch.inf).softmax(-1)), x)
-    script, outcome = again(tmp_path / "b")
-    assert "torch.ops.aten._softmax.default(tensors['self'], -1, False)" in script
-    assert outcome.same
-
-
 def test_a_bad_weight(tmp_path, x):
     model = Net(lambda y: y)
     with torch.no_grad():
@@ -119,17 +94,6 @@ def test_a_bad_weight(tmp_path, x):
     line = "saved  weights.lin.weight: (3, 4) torch.float32: 1 NaN, 0 Inf, 0 -Inf, first at [0, 1]"
     assert line in outcome.printed.splitlines()
     assert "no operation is known" in outcome.text
-
-
-def test_a_bad_batch(tmp_path, x):
-    x[1, 2] = torch.nan
-    event = fail(tmp_path / "b", Net(lambda y: y), x)
-    assert event.phase == "input"
-    assert "call.x" in load(str(tmp_path / "b")).script or event.operation is not None
-    from safetensors.torch import load_file
-
-    held = load_file(tmp_path / "b" / "tensors.safetensors")
-    assert held["call.x"].isnan().nonzero().tolist() == [[1, 2]]
 
 
 def test_it_holds_the_call_the_layer_and_random_states(tmp_path, x):

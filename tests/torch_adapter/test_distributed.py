@@ -17,11 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import distributed, nn
+from torch import distributed
 
-import anynan
-from anynan._steps.tracked import inside
 from tests.torch_adapter import thread_ranks
 
 fcntl = pytest.importorskip("fcntl")
@@ -40,7 +37,7 @@ LIMIT = 600
 # What each kind of program is run with at least once; all else runs on threads.
 TWO = (
     "one_tracks clean forward backward synchronised_norm counted compiled fsdp_forward bad_shard "
-    "tp_forward pipeline_forward pipeline_backward pipeline_step schedule one_leaves "
+    "tp_forward pipeline_forward pipeline_backward schedule one_leaves "
     "one_does_not_come"
 )
 # How many processes run what; in the last two the rank at the end of the name dies.
@@ -170,7 +167,7 @@ class TestDataParallel:
         assert all(result["finite"] for result in results)
 
     def test_a_tracked_step_stops_all(self, two: Seen) -> None:
-        assert where(stopped_at_once(two("whole_step"), rank=1)) == LOG
+        assert where(stopped_at_once(two("step"), rank=1)) == LOG
 
     def test_a_bad_batch_of_one_rank_is_its_own(self, two: Seen) -> None:
         event = stopped_at_once(results := two("bad_batch"), rank=1)
@@ -182,11 +179,6 @@ class TestDataParallel:
         # Every rank reads the sum at the same position.
         event = stopped_at_once(two("weight_gradient"), rank=1)
         assert (event["parameter"], event["op"]) == ("1.weight", "divide")
-
-    def test_tracked_before_it_is_wrapped(self, two: Seen) -> None:
-        results = two("inner_tracked_first")
-        assert where(stopped_at_once(results, rank=1)) == LOG
-        assert results[0]["paths"] == ["", "fault", "first", "last"]
 
     def test_a_layer_that_sums_over_the_ranks_does_not_hide_the_first_one(self, two: Seen) -> None:
         event = stopped_at_once(two("synchronised_norm"), rank=1)
@@ -315,7 +307,7 @@ class TestTheWait:
 
 
 class TestSharded:
-    @pytest.mark.parametrize("name", ["fsdp_clean", "tp_clean", "dtensor_clean"])
+    @pytest.mark.parametrize("name", ["fsdp_clean", "tp_clean"])
     def test_a_clean_run_is_left_as_it_is(self, two: Seen, name: str) -> None:
         for result in two(name):
             assert result["error"] is None and not result["events"] and not result["warnings"]
@@ -365,7 +357,7 @@ class TestSharded:
 
 
 class TestPipelines:
-    @pytest.mark.parametrize("name", ["pipeline_forward", "pipeline_step", "schedule"])
+    @pytest.mark.parametrize("name", ["pipeline_forward", "schedule"])
     def test_the_stage_it_began_in_is_named_not_the_one_it_was_sent_to(
         self, two: Seen, name: str
     ) -> None:
@@ -398,20 +390,6 @@ class TestFourRanks:
         for rank, result in enumerate(results):
             full = "this is rank" not in result["message"]
             assert full == (rank == 1)
-
-
-class TestThreads:
-    """``nn.DataParallel`` is no distributed run; its wrapper must not show in a name."""
-
-    @pytest.mark.parametrize("wrapped_first", [True, False])
-    def test_names_have_no_wrapper(self, wrapped_first: bool) -> None:
-        net = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
-        wrapper = nn.DataParallel(net)
-        with anynan.torch.track(wrapper if wrapped_first else net) as tracker:
-            wrapper(torch.ones(2, 4)).sum().backward()
-        layers = {reading.layer for reading in tracker.history}
-        assert layers - {None} == {"", "0", "1"}  # the loss is outside of all
-        assert inside(tracker).judge.adapter is None and not net._forward_hooks
 
 
 ENDS = """

@@ -1,8 +1,6 @@
 """Every way in tells of the same fault what ``track(step)`` tells of it."""
 
-import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +10,6 @@ from torch import nn
 import anynan
 from anynan._everywhere import Found, watch_everything
 from anynan.options import Options
-from tests.processes import python
 
 pytestmark = [
     pytest.mark.tier(2),
@@ -227,82 +224,3 @@ def test_the_event_is_that_of_a_tracked_step(door: Any, where: str, tmp_path: An
 @pytest.mark.parametrize("door", DOORS, ids=lambda door: door.__name__)
 def test_a_healthy_training_is_silent(door: Any, tmp_path: Any) -> None:
     assert list(door("", tmp_path)) == []
-
-
-# The second rank has the bad batch; Lightning starts it as a process of its own.
-RANKS = """
-import json, lightning, sys
-from lightning.pytorch.strategies import ModelParallelStrategy
-from torch.distributed.fsdp import fully_shard
-import anynan
-from tests.torch_adapter import test_doors as doors
-
-class Lit(lightning.LightningModule):
-    def __init__(self, where, sharded):
-        super().__init__()
-        self.where, self.sharded, self.net = where, sharded, doors.Net(where)
-
-    def configure_model(self):
-        if self.sharded:
-            fully_shard(self.net, mesh=self.device_mesh["data_parallel"])
-
-    def training_step(self, x):
-        return doors.loss_of(self.net, x, self.where)
-
-    def train_dataloader(self):
-        mine = doors.BATCHES + (10 if self.global_rank == 0 else 0)
-        return doors.torch.utils.data.DataLoader(mine, batch_size=2)
-
-    def configure_optimizers(self):
-        optimizer, rates = doors.optimizers(self, self.where)
-        return [optimizer], [{"scheduler": rates, "interval": "step"}]
-
-def main():
-    for name in ("ddp", "fsdp2"):
-        for where in ("", *doors.FAULTS):
-            monitor = anynan.lightning.Monitor("record")
-            trainer = lightning.Trainer(
-                accelerator="cpu", devices=2, logger=False, enable_checkpointing=False,
-                strategy="ddp" if name == "ddp" else ModelParallelStrategy(),
-                max_epochs=1, enable_progress_bar=False, enable_model_summary=False,
-                use_distributed_sampler=False, callbacks=[monitor],
-            )
-            trainer.fit(Lit(where, name == "fsdp2"))
-            said = [doors.told(event) for event in monitor.events[:1]]
-            with open(f"rank{trainer.global_rank}.jsonl", "a") as file:
-                print(json.dumps([name, where, said]), file=file)
-
-if __name__ == "__main__":
-    main()
-"""
-
-
-def told(event: anynan.Event) -> list[Any]:
-    operation, cause = event.operation, event.cause
-    name = operation and operation.name
-    return [event.layer, event.phase, name, cause and cause.tag, event.step, event.rank]
-
-
-@pytest.mark.slow
-@pytest.mark.multiprocess
-def test_the_ranks_of_lightning_tell_the_same(tmp_path: Path) -> None:
-    pytest.importorskip("lightning")
-    (tmp_path / "train.py").write_text(RANKS)
-    done = python("train.py", cwd=tmp_path)
-    for rank in (0, 1):
-        file = tmp_path / f"rank{rank}.jsonl"
-        assert file.exists(), done.stdout + done.stderr
-        found = {
-            (name, where): said
-            for name, where, said in map(json.loads, file.open())
-            if said or where
-        }
-        for name in ("ddp", "fsdp2"):
-            for where, (layer, *rest) in FAULTS.items():
-                ((*place, step, of),) = found.pop((name, where))
-                wanted = [layer and f"net.{layer}", *rest]
-                if (name, where) == ("ddp", "loss"):  # Lightning makes it the model's own forward
-                    wanted[:2] = ["", "forward"]
-                assert place == wanted, (name, where)
-                assert (step, of) == ((BAD + 1, 0) if where == "update" else (BAD, 1))
-        assert found == {}  # a healthy training is silent

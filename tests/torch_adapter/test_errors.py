@@ -1,10 +1,6 @@
 """Bad input: one clear error that says what was seen and what to do."""
 
 import math
-import re
-import subprocess
-import sys
-import textwrap
 import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,29 +10,11 @@ import torch
 from torch import nn
 
 import anynan
-from anynan import Policy
 from tests.flat import split
 
 
 def net() -> nn.Module:
     return nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1))
-
-
-@pytest.mark.parametrize(
-    ("target", "words"),
-    [
-        (3, ["nn.Module", "step function", "int"]),
-        ("model", ["nn.Module", "str"]),
-        ([net()], ["nn.Module", "list"]),
-        (torch.zeros(2), ["nn.Module", "Tensor"]),
-        (nn.Linear, ["class Linear", "create an object first"]),
-    ],
-)
-def test_what_cannot_be_tracked(target: Any, words: list[str]) -> None:
-    with pytest.raises(TypeError) as caught:
-        anynan.torch.track(target)
-    for word in words:
-        assert word in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -62,53 +40,11 @@ def test_a_bad_option(options: Any, error: type[Exception], words: list[str]) ->
     anynan.torch.track(model)  # and the model can be tracked
 
 
-def test_a_typo_in_a_pattern_gets_a_suggestion() -> None:
-    model = nn.ModuleDict({"encoder": nn.Linear(2, 2), "decoder": nn.Linear(2, 2)})
-    with pytest.raises(ValueError, match="did you mean 'encoder'"):
-        anynan.torch.track(model, layers="encodr")
-
-
 def test_a_model_on_the_meta_device() -> None:
     with torch.device("meta"):
         model = net()
     with pytest.raises(ValueError, match=r"0\.weight is on the meta device.*materialise"):
         anynan.torch.track(model)
-
-
-def test_tracking_twice_names_the_first_tracker_and_untrack() -> None:
-    model = net()
-    first = anynan.torch.track(model)
-    with pytest.raises(ValueError, match="tracked already") as caught:
-        anynan.torch.track(model)
-    assert repr(first) in str(caught.value)
-    assert "untrack" in str(caught.value)
-    anynan.untrack(model)
-    anynan.torch.track(model)
-
-
-def test_tracking_a_tracker() -> None:
-    tracker = anynan.torch.track(lambda: None)
-    with pytest.raises(TypeError, match="tracker already"):
-        anynan.torch.track(tracker)
-
-
-def test_untrack_what_is_not_tracked() -> None:
-    with pytest.raises(ValueError, match="not tracked"):
-        anynan.untrack(net())
-    with pytest.raises(ValueError, match="<lambda> is not tracked"):
-        anynan.untrack(lambda: None)
-
-
-def test_untrack_takes_a_function_and_a_tracker() -> None:
-    def step() -> None:
-        """Do nothing."""
-
-    tracker = anynan.torch.track(step)
-    anynan.untrack(step)
-    assert "removed" in repr(tracker)
-    model = net()
-    anynan.untrack(anynan.torch.track(model))
-    anynan.torch.track(model).remove()
 
 
 def test_patterns_on_a_step_whose_model_comes_with_the_first_call() -> None:
@@ -118,33 +54,6 @@ def test_patterns_on_a_step_whose_model_comes_with_the_first_call() -> None:
 
     with pytest.raises(ValueError, match="layers='nowhere' matches no layer"):
         step(net())
-
-
-def test_without_torch_one_line_says_how_to_install_it() -> None:
-    code = """
-        import sys
-        sys.modules["torch"] = None
-        import anynan
-        try:
-            anynan.torch
-        except ImportError as error:
-            print(error)
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False
-    )
-    assert done.stdout.strip() == 'anynan.torch needs PyTorch: pip install "anynan[torch]"'
-
-
-def test_a_tracked_function_without_a_model_says_so_once() -> None:
-    @anynan.torch.track(action="record")
-    def step(x: int) -> int:
-        return x
-
-    with pytest.warns(anynan.AnynanWarning, match="no module was found in 'step'"):
-        step(1)
-    step(2)
-    assert len(step.notes) == 1
 
 
 def test_the_traceback_of_a_step_ends_in_the_line_of_the_layer() -> None:
@@ -267,15 +176,6 @@ def test_a_wrong_option_of_first_bad_batch_is_answered_with_its_own_options() ->
     wrong: dict[str, Any] = {"evry": 2}
     with pytest.raises(TypeError, match="first_bad_batch.*'evry'; the options are every, state, "):
         anynan.torch.first_bad_batch(lambda batch: batch.sum(), [torch.ones(2)], **split(wrong))
-
-
-def test_a_suspect_beyond_a_limit_tells_value_and_limit() -> None:
-    for policy, said in ((Policy(large=100), "large="), (Policy(headroom=124), "headroom=124")):
-        model = net()
-        with anynan.torch.track(model, action="record", policy=policy) as tracker:
-            model(torch.full((2, 2), 1e6))
-        line = anynan.reports.render(tracker.events[0], "line")
-        assert re.search(rf": \S+ is beyond \S+, {said}", line), line
 
 
 def test_a_number_that_came_in_bad_is_no_sample_of_the_data() -> None:

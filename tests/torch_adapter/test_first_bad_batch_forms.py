@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
 
 import anynan
 from anynan import AnynanWarning, NonFiniteError
@@ -15,7 +14,7 @@ from anynan._steps.tracked import inside
 from anynan.torch import first_bad_batch
 from anynan.torch.update import updates
 from tests.flat import split
-from tests.torch_adapter.training import assert_same, everything, live_tensors, seed
+from tests.torch_adapter.training import assert_same, everything, seed
 from tests.torch_adapter.trainings import SPOILED, Training, batches, every_interval
 
 pytestmark = pytest.mark.tier(2)
@@ -27,26 +26,6 @@ def test_a_pending_graph_survives() -> None:
     first_bad_batch(run.step, batches())
     loss.backward()
     assert run.model.first.weight.grad is not None
-
-
-def test_lbfgs() -> None:
-    model = nn.Linear(4, 1)
-    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
-
-    def step(x: Tensor) -> None:
-        def closure() -> Tensor:
-            optimizer.zero_grad()
-            loss: Tensor = model(x).square().mean()
-            loss.backward()
-            return loss
-
-        optimizer.step(closure)  # type: ignore[arg-type]
-
-    for x in batches(None)[:2]:
-        step(x)
-    before = everything([model], [optimizer])
-    assert first_bad_batch(step, batches(None), every=2) is None
-    assert_same(before, everything([model], [optimizer]))
 
 
 def test_weights_outside_of_a_module() -> None:
@@ -98,15 +77,6 @@ def test_other_objects_with_a_state(*, broken: bool) -> None:
         assert meter.total == 0
 
 
-def test_nothing_is_kept_alive() -> None:
-    run = Training()
-    first_bad_batch(run.step, batches(None), every=3)
-    before = live_tensors()
-    for every in (1, 3):
-        first_bad_batch(run.step, batches(None), every=every)
-    assert live_tensors() <= before  # less, where an earlier test's own are gone by now
-
-
 # Steps and batches of every kind.
 
 
@@ -121,55 +91,6 @@ def test_no_more_batches_are_taken_than_needed() -> None:
     found = first_bad_batch(Training().step, stream())
     assert found is not None
     assert taken == list(range(SPOILED + 1))
-
-
-def test_batches_that_raise() -> None:
-    def stream() -> Iterator[Tensor]:
-        yield from batches(None)[:2]
-        msg = "a file is missing"
-        raise OSError(msg)
-
-    run = Training()
-    before = run.state()
-    for every in (1, 5):
-        with pytest.raises(OSError, match="missing"):
-            first_bad_batch(run.step, stream(), every=every)
-        assert_same(before, run.state())
-
-
-@pytest.mark.parametrize("every", [1, 2])
-@pytest.mark.parametrize("bar", [False, True], ids=["loader", "bar"])
-def test_a_data_loader(every: int, *, bar: bool) -> None:
-    data = torch.stack(batches(None)).reshape(-1, 4)
-    data[20] = torch.nan
-    generator = torch.Generator().manual_seed(5)
-    loader: Any = DataLoader(
-        TensorDataset(data, torch.arange(len(data))), 4, shuffle=True, generator=generator
-    )
-    (expected,) = [i for i, (_, rows) in enumerate(loader) if 20 in rows]
-    generator.manual_seed(5)
-    before, random_state = generator.get_state(), torch.get_rng_state()
-    if bar:
-        tqdm = pytest.importorskip("tqdm")
-        loader = tqdm.tqdm(loader, disable=True)
-    run = Training()
-
-    def step(pair: list[Tensor]) -> None:
-        run.step(pair[0])
-
-    random_state = torch.get_rng_state()
-    found = first_bad_batch(step, loader, every=every)
-    assert found.index == expected
-    assert 20 in found.batch[1]
-    assert torch.equal(before, generator.get_state())
-    assert torch.equal(random_state, torch.get_rng_state())
-
-
-def test_batches_of_dicts() -> None:
-    run = Training()
-    data = [{"x": x, "name": "a", "more": None} for x in batches()]
-    found = first_bad_batch(lambda batch: run.step(batch["x"]), data, every=4)
-    assert found.batch is data[SPOILED]
 
 
 def as_method(run: Training) -> Any:
@@ -254,21 +175,6 @@ def test_a_model_out_of_sight_is_given_as_state() -> None:
 
 
 @every_interval
-def test_options_are_those_of_track(every: int) -> None:
-    run = Training()
-    run.scaler = torch.amp.GradScaler("cpu", enabled=False)
-    found = first_bad_batch(
-        run.step,
-        batches(),
-        every=every,
-        exclude="model.marked*",
-        advanced=anynan.Advanced(replay=False),
-    )
-    # In what is not watched, between two layers of the model.
-    assert (found.index, found.event.layer, found.event.operation) == (SPOILED, "model", None)
-
-
-@every_interval
 def test_a_compiled_model(every: int) -> None:
     class Logs(nn.Module):
         def __init__(self) -> None:
@@ -301,18 +207,6 @@ def test_a_compiled_model(every: int) -> None:
     assert not any(module._forward_hooks for module in model.modules())
     step(batches(None)[0])
     torch._dynamo.reset()
-
-
-def test_replaying_is_true_meanwhile() -> None:
-    run, said = Training(), []
-
-    def step(x: Tensor) -> None:
-        said.append(anynan.replaying())
-        run.step(x)
-
-    first_bad_batch(step, batches(None))
-    assert said == [True] * 9
-    assert not anynan.replaying()
 
 
 def test_a_weight_that_is_bad_already() -> None:

@@ -179,23 +179,6 @@ def test_inputs_and_outputs_are_freed_at_the_end_of_a_step() -> None:
 # Copies.
 
 
-def test_a_deep_copy_is_not_tracked() -> None:
-    model = small()
-    tracker = anynan.torch.track(model, action="record")
-    other = copy.deepcopy(model)
-    x = torch.randn(3, 4)
-    assert torch.equal(model(x), other(x))
-    other[2].armed = "forward"
-    other(x).sum().backward()
-    assert not tracker.events
-    again = copy.deepcopy(other)
-    again(x)
-    with anynan.torch.track(other, action="record") as second:  # and it can be tracked itself
-        other(x)
-    assert len(second.events) == 1
-    tracker.remove()
-
-
 @pytest.mark.tier(2)
 def test_a_pickle_loads_where_anynan_is_not_installed(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
@@ -244,16 +227,6 @@ def test_state_dict_is_untouched() -> None:
     other = small()
     other.load_state_dict(model.state_dict())
     assert_same(dict(model.state_dict()), dict(other.state_dict()))
-
-
-def test_an_average_of_a_tracked_model_is_not_tracked() -> None:
-    model = small()
-    tracker = anynan.torch.track(model, action="record")
-    average = torch.optim.swa_utils.AveragedModel(model)
-    average.update_parameters(model)
-    average.module[2].armed = "forward"
-    average(torch.randn(3, 4))
-    assert not tracker.events
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -254,25 +254,6 @@ def test_a_jump_made_bad_stops_before_the_update(read: Any) -> None:
     assert torch.equal(model.weight, before)
 
 
-def test_two_optimizers_in_a_step_have_their_own_medians() -> None:
-    critic, generator = nn.Linear(2, 1), nn.Linear(2, 1)
-    optimizers = [torch.optim.SGD(m.parameters(), 1e-4) for m in (critic, generator)]
-
-    def both(x: Tensor) -> None:
-        for model, optimizer, size in zip((critic, generator), optimizers, (0.1, 10), strict=True):
-            optimizer.zero_grad()
-            model(x * size).square().mean().backward()
-            optimizer.step()
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", AnynanWarning)
-        with anynan.torch.track(both, policy=Policy(spike=5)) as tracker:
-            for _ in range(12):
-                tracker(torch.ones(3, 2))
-    assert tracker.events == ()
-    assert len(tracker.history.norms()) == 12
-
-
 def test_with_a_scaler_norms_are_those_without_the_scale() -> None:
     norms = []
     for fused in (False, True):
@@ -335,14 +316,3 @@ def test_a_deep_sigmoid_net_is_told_that_its_first_layers_learn_nothing(read: An
     assert sizes == sorted(sizes), "it fades from the last layer to the first"
     assert event.cause.tag == "vanishing_gradient"
     assert "over all weights" in event.cause.evidence
-
-
-def test_a_net_that_learns_is_not_told_that_it_does_not() -> None:
-    model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 1))
-    step = trainer(model)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", AnynanWarning)
-        with anynan.torch.track(model, policy=Policy(spike=10, vanishing=1e-6)) as tracker:
-            for _ in range(30):
-                step(torch.randn(8, 16))
-    assert tracker.events == ()

@@ -105,24 +105,6 @@ def test_random_states_are_put_back_whole() -> None:
         assert draw() == first
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, None])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_arrays_of_the_size_of_a_cache_are_read_alike(dtype: torch.dtype, value: Any) -> None:
-    x = torch.linspace(-3, 5, 2**17 + 5, dtype=dtype)
-    if value is not None:
-        x[2**17 + 1] = value
-    model = nn.Identity()
-    tracker = anynan.torch.track(model, action="record", advanced=anynan.Advanced(replay=False))
-    model(x)
-    tracker.remove()
-    seen = [reading for reading in tracker.history if reading.phase == "forward"]
-    assert [r.kind for r in seen] == [
-        {None: None, math.inf: "posinf", -math.inf: "neginf"}.get(value, "nan")
-    ]
-    if value is None:
-        assert (seen[0].lo, seen[0].hi) == (-3, 5)
-
-
 @pytest.mark.parametrize("level", ["step", "layer", "operation"])
 def test_an_exception_passes_a_module_with_hooks_behind_anynans(level: Any) -> None:
     class Raising(nn.Module):

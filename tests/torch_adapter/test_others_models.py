@@ -8,9 +8,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributions import Normal
-from torch.nn import functional as F
-from torch.optim.swa_utils import AveragedModel
-from torch.utils.checkpoint import checkpoint
 
 import anynan
 from anynan import NonFiniteError
@@ -53,47 +50,6 @@ def test_a_layer_that_is_really_called_module() -> None:
     event = caught.value.event
     assert (event.layer, event.parameter) == ("1.module.0", "1.module.0.weight")
     assert event.parameter in dict(model.named_parameters())
-
-
-def test_the_segment_of_a_wrapper_is_left_out() -> None:
-    model = AveragedModel(nn.Sequential(Residual(nn.Linear(2, 2))))
-    tracker = anynan.torch.track(model)
-    with torch.no_grad():
-        model(torch.ones(1, 2))
-    assert {reading.layer for reading in tracker.history} == {"", "0", "0.module"}
-
-
-class Attention(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.q, self.v, self.o = nn.Linear(8, 8), nn.Linear(8, 8), Steep(8, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, v = self.q(x)[:, None], self.v(x)[:, None]
-        return x + self.o(F.scaled_dot_product_attention(q, q, v)[:, 0])
-
-
-class Steep(nn.Linear):
-    def forward(self, x: Tensor) -> Tensor:
-        out = super().forward(x)
-        return out + steep(out)
-
-
-@pytest.mark.parametrize("reentrant", [False, True])
-@pytest.mark.parametrize("level", ["layer", "operation"])
-def test_checkpointed_attention(level: str, *, reentrant: bool) -> None:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.block, self.out = Attention(), nn.Linear(8, 1)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.out(checkpoint(self.block, x, use_reentrant=reentrant))
-
-    model = Net()
-    x = torch.randn(2, 6, 8, requires_grad=True)
-    event = failure(model, lambda: model(x).square().mean().backward(), level=level)
-    assert named(event) == ("block.o", "backward", "sqrt")
 
 
 def test_an_output_that_is_used_inside_as_well() -> None:

@@ -10,7 +10,6 @@ import random
 import signal
 import threading
 import weakref
-from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import SimpleNamespace
@@ -26,8 +25,6 @@ import anynan
 from anynan._reach import patience
 
 pytestmark = pytest.mark.filterwarnings("ignore:anynan. no module was found")
-
-calls = 0  # what the step below counts on
 
 
 def fault(n: int, x: torch.Tensor) -> torch.Tensor:
@@ -62,85 +59,6 @@ def operations(step: Callable[[], object], times: int = 5) -> list[str]:
 
 
 # What it counts on.
-
-
-def test_a_counter_in_a_closure() -> None:
-    net, n = nn.Linear(2, 2), 0
-
-    def step() -> torch.Tensor:
-        nonlocal n
-        n += 1
-        return fault(n, net(torch.ones(1, 2)))
-
-    assert operations(step) == ALL
-    assert n == 5
-
-
-def test_a_global_counter() -> None:
-    global calls  # noqa: PLW0603
-    calls = 0
-    net = nn.Linear(2, 2)
-
-    def step() -> torch.Tensor:
-        global calls  # noqa: PLW0603
-        calls += 1
-        return fault(calls, net(torch.ones(1, 2)))
-
-    assert operations(step) == ALL
-    assert calls == 5
-
-
-class Trainer:
-    """A trainer as people write them: a counter, a history, a schedule, settings."""
-
-    def __init__(self) -> None:
-        self.net = nn.Linear(2, 2)
-        self.n = 0
-        self.losses: list[float] = []
-        self.seen: Counter[int] = Counter()
-        self.recent: deque[int] = deque(maxlen=2)
-        self.by_name: defaultdict[str, list[int]] = defaultdict(list)
-        self.part = SimpleNamespace(n=0, total=np.zeros(2))
-
-    def count(self) -> int:
-        self.n += 1
-        self.part.n += 1
-        self.part.total += 1
-        self.seen[self.n] += 1
-        self.recent.append(self.n)
-        self.by_name["n"].append(self.n)
-        assert self.n == self.part.n == self.part.total[0]
-        return self.n
-
-    def step(self) -> torch.Tensor:
-        n = self.count()
-        assert self.recent[-1] == len(self.by_name["n"]) == sum(self.seen.values()) == n
-        loss = fault(n, self.net(torch.ones(1, 2)))
-        self.losses.append(n)
-        return loss
-
-
-def test_the_attributes_of_a_trainer_and_what_they_hold() -> None:
-    trainer = Trainer()
-    assert operations(trainer.step) == ALL
-    assert trainer.losses == [1, 2, 3, 4, 5]
-    assert trainer.n == trainer.part.n == 5
-    assert trainer.seen == {1: 1, 2: 1, 3: 1, 4: 1, 5: 1}
-    assert list(trainer.recent) == [4, 5]
-    assert list(trainer.by_name.items()) == [("n", [1, 2, 3, 4, 5])]
-    assert trainer.part.total.tolist() == [5.0, 5.0]
-
-
-def test_a_cache_that_the_first_run_made_is_not_there_in_the_second() -> None:
-    net, cache = nn.Linear(2, 2), {}
-
-    def step() -> torch.Tensor:
-        if "x" not in cache:
-            cache["x"] = torch.log(-net(torch.ones(1, 2)).abs() - 1)
-        return cache["x"].sum()
-
-    assert operations(step, 1) == ["log"]
-    assert set(cache) == {"x"}
 
 
 class Counting(nn.Module):
@@ -327,63 +245,6 @@ def test_a_loop_that_the_step_begins_and_leaves() -> None:
     tracker.remove()
 
 
-def test_iterators_held_by_objects_and_containers_and_as_arguments() -> None:
-    net = nn.Linear(2, 2)
-    own = SimpleNamespace(items=generator(batches()))
-    held = {"items": [iter(batches())]}
-
-    def step(items: Iterator[torch.Tensor]) -> torch.Tensor:
-        x, y, z = next(own.items), next(held["items"][0]), next(items)
-        assert x[0, 0] == y[0, 0] == z[0, 0]
-        return torch.log(net(x).sum() * 0 + z + 1).sum()
-
-    third = generator(batches())
-    tracker = anynan.torch.track(step, action="record")
-    for _ in range(4):
-        tracker(third)
-    tracker.remove()
-    assert [event.step for event in tracker.events] == [2]
-    assert tracker.events[0].operation is not None
-    for items in (own.items, held["items"][0], third):
-        assert not hasattr(items, "rewind")
-        assert float(next(items)[0, 0]) == 4.0
-
-
-def test_a_step_that_begins_its_data_anew_when_it_ends() -> None:
-    data = [torch.tensor(1.0), torch.tensor(-2.0)]
-    items = iter(data)
-
-    def step() -> torch.Tensor:
-        nonlocal items
-        try:
-            x = next(items)
-        except StopIteration:
-            items = iter(data)
-            x = next(items)
-        return torch.log(x)
-
-    assert named(step, 4) == [("log", "log(-2.0)")]
-    with pytest.raises(StopIteration):
-        next(items)
-
-
-def test_a_failing_program_keeps_its_iterators() -> None:
-    items = generator(batches())
-
-    def step() -> torch.Tensor:
-        return torch.log(next(items) + 1).sum()
-
-    tracker = anynan.torch.track(step)
-    tracker()
-    tracker()
-    with pytest.raises(anynan.NonFiniteError, match=r"log\(-1\.0\)"):
-        tracker()
-    tracker.remove()
-    assert isinstance(items, Iterator)
-    assert type(items).__name__ == "generator"
-    assert float(next(items)[0, 0]) == 3.0
-
-
 # Nothing is held longer than a step.
 
 
@@ -420,22 +281,6 @@ def test_what_a_model_holds_goes_with_it() -> None:
     del model
     gc.collect()
     assert [ref() for ref in refs] == [None] * 3
-
-
-def test_a_kept_loss_does_not_hold_the_step_or_the_tracker() -> None:
-    net = nn.Linear(2, 2)
-
-    def step() -> torch.Tensor:
-        return net(torch.ones(1, 2)).sum()
-
-    tracker = anynan.torch.track(step)
-    losses = [tracker() for _ in range(3)]
-    tracker.remove()
-    gone = weakref.ref(tracker), weakref.ref(step)
-    del tracker, step
-    gc.collect()
-    assert [ref() for ref in gone] == [None, None]
-    assert losses[0].grad_fn is not None
 
 
 # What other threads and processes hand over.

@@ -51,17 +51,6 @@ def test_without_an_optimizer_a_step_ends_at_the_call_after_a_backward() -> None
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_a_call_without_gradients_is_a_step(mode: Any) -> None:
-    model = Net()
-    tracker = anynan.torch.track(model)
-    with mode():
-        for _ in range(3):
-            model(batch())
-    assert tracker.history.steps() == [0, 1, 2]
-    assert [calls(tracker, step) for step in range(3)] == [[0]] * 3
-
-
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_a_tracked_function_may_return_a_loss_without_gradients(mode: Any) -> None:
     model = nn.Linear(2, 2)
 

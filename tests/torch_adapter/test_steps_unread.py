@@ -1,6 +1,5 @@
 """Rows that nobody read yet, skipped updates and bad updates."""
 
-import contextlib
 import copy
 import gc
 import subprocess
@@ -17,21 +16,10 @@ from torch import nn
 
 import anynan
 from anynan import AnynanWarning, NonFiniteError
-from tests.torch_adapter.stepping import Net, batch, loss_of, same, sgd, snapshot, train
+from tests.torch_adapter.stepping import Net, loss_of, same, sgd, snapshot, train
 from tests.torch_adapter.training import bad
 
 # Rows nobody read.
-
-
-def test_unread_rows_are_warned_about_at_remove() -> None:
-    model = Net()
-    model.fault.armed = "forward"
-    tracker = anynan.torch.track(model, advanced=anynan.Advanced(read="end"))
-    loss_of(model)  # no backward, no update: nothing was read
-    assert not tracker.events
-    with pytest.warns(AnynanWarning, match="fault"):
-        tracker.remove()
-    assert [event.layer for event in bad(tracker)] == ["fault"]
 
 
 def test_unread_rows_are_warned_about_when_the_model_goes() -> None:
@@ -44,19 +32,6 @@ def test_unread_rows_are_warned_about_when_the_model_goes() -> None:
         del model
         gc.collect()
     assert any("NaN" in str(item.message) for item in said)
-
-
-def test_unread_rows_of_read_every_n_are_not_lost() -> None:
-    model = Net()
-    optimizer = sgd(model)
-    tracker = anynan.torch.track(model, advanced=anynan.Advanced(read=10))
-    for i in range(4):
-        model.fault.armed = "backward" if i == 3 else None
-        train(model, optimizer)
-    assert not tracker.events
-    with pytest.warns(AnynanWarning, match="step 3"):
-        tracker.remove()
-    assert tracker.history.steps() == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("read", ["end", 10])
@@ -100,18 +75,6 @@ def test_a_batch_that_the_user_drops_is_a_step_of_its_own() -> None:
         optimizer.step()
     assert [(event.step, event.times) for event in bad(tracker)] == [(1, 2)]
     assert tracker.history.steps() == [0, 1, 2, 3, 4]
-
-
-def test_the_step_after_one_that_raised_is_a_new_one() -> None:
-    model = Net()
-    optimizer = sgd(model)
-    tracker = anynan.torch.track(model)
-    for i in range(4):
-        model.fault.armed = {1: "forward", 2: "backward"}.get(i)
-        with contextlib.suppress(NonFiniteError):
-            train(model, optimizer)
-    assert [event.step for event in bad(tracker)] == [1, 2]
-    assert tracker.history.steps()[-1] == 3
 
 
 # Weights are never updated from bad gradients.
@@ -183,29 +146,6 @@ def test_skip_drops_a_whole_accumulation(read: Any) -> None:
     assert not same(before, model)
     assert all(p.isfinite().all() for p in model.parameters())
     assert [event.step for event in bad(tracker)] == [1]
-
-
-def test_skip_in_a_tracked_step() -> None:
-    model = Net()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-
-    @anynan.torch.track(action="skip")
-    def step(x: torch.Tensor) -> torch.Tensor:
-        loss = torch.log(model(x).square().mean())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    step(batch())
-    before = snapshot(model)
-    model.fault.armed = "backward"
-    with pytest.warns(AnynanWarning, match="dropped"):
-        step(batch())
-    assert same(before, model)
-    model.fault.armed = None
-    step(batch())
-    assert not same(before, model)
 
 
 # A bad update from finite gradients.

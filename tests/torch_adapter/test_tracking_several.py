@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 import anynan
-from anynan import NonFiniteError
-from tests.torch_adapter.faults import Net, bad, batch, hooks_on, train
+from tests.torch_adapter.faults import Net, bad, batch, train
 
 
 def test_several_models_in_one_process() -> None:
@@ -49,60 +48,6 @@ def test_a_tracked_step_with_a_tracked_model_reports_once() -> None:
     assert bad(step)[0].layer == "fault"
     model(batch())  # outside the step the inner tracker watches again
     assert len(bad(inner)) == 1
-
-
-def test_with_blocks_over_different_targets_nest() -> None:
-    one, two = Net(), Net()
-    with anynan.torch.track(one) as first, anynan.torch.track(two) as second:
-        two(one.first(batch()))
-        one(batch())
-    assert len(second.history) == 1
-    assert not (bad(first) or bad(second))
-    assert hooks_on(one) == hooks_on(two) == 0
-
-
-def make_gan() -> Any:
-    """Make a class whose training step, a method, has two models and two optimizers."""
-
-    class Gan:
-        def __init__(self) -> None:
-            self.generator = Net()
-            self.critic = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1))
-            self.optimizers = [
-                torch.optim.Adam(self.generator.parameters(), lr=1e-3),
-                torch.optim.Adam(self.critic.parameters(), lr=1e-3),
-            ]
-
-        @anynan.torch.track(action="record")
-        def step(self, real: torch.Tensor) -> torch.Tensor:
-            fake = self.generator(batch())
-            self.optimizers[1].zero_grad()
-            (self.critic(fake.detach()).mean() - self.critic(real).mean()).backward()
-            self.optimizers[1].step()
-            self.optimizers[0].zero_grad()
-            loss = -self.critic(fake).mean()
-            loss.backward()
-            self.optimizers[0].step()
-            return loss
-
-    return Gan()
-
-
-def test_a_step_with_two_models_is_a_method() -> None:
-    gan = make_gan()
-    tracker = type(gan).step
-    gan.step(torch.randn(3, 2))
-    layers = {r.layer for r in tracker.history}
-    assert {"generator", "generator.first", "critic.2"} <= layers
-    assert tracker.history.steps() == [0]
-    weights = {r.site.parameter for r in tracker.history if r.phase == "backward"}
-    assert {"generator.first.weight", "critic.0.bias"} <= weights
-    gan.generator.fault.armed = True
-    gan.step(torch.randn(3, 2))
-    (event,) = bad(tracker)
-    assert (event.layer, event.step) == ("generator.fault", 1)
-    tracker.remove()
-    assert hooks_on(gan.generator) == hooks_on(gan.critic) == 0
 
 
 def test_patterns_need_not_match_in_every_model_of_a_step() -> None:
@@ -191,51 +136,6 @@ def test_threads_that_train_different_models() -> None:
     assert [len(bad(t)) for t in trackers] == [0, 1, 0]
     assert bad(trackers[1])[0].step == 7
     assert [len(t.history) for t in trackers] == [10, 8, 10]
-
-
-def test_threads_that_share_one_tracker_have_their_own_steps() -> None:
-    model = Net().eval()
-    tracker = anynan.torch.track(model, action="record")
-    barrier = threading.Barrier(2)
-
-    def work() -> None:
-        with torch.no_grad():
-            for _ in range(20):
-                barrier.wait()
-                model(batch())
-
-    run_threads(work, work)
-    assert not tracker.events
-    steps = tracker.history.steps()
-    assert sorted(steps) == sorted([*range(20), *range(20)])
-    sizes: dict[int, list[str | None]] = {}
-    entries = list(tracker.history)
-    assert len(entries) == 40 * 5
-    assert not sizes
-
-
-def test_a_thread_raises_its_own_error_only() -> None:
-    model = Net().eval()
-    anynan.torch.track(model)
-    outcome: dict[str, Any] = {}
-    go = threading.Barrier(2)
-
-    def good() -> None:
-        go.wait()
-        with torch.no_grad():
-            outcome["good"] = model(torch.ones(2, 4))
-
-    def wrong() -> None:
-        go.wait()
-        try:
-            with torch.no_grad():
-                model(torch.full((2, 4), torch.nan))
-        except NonFiniteError as error:
-            outcome["wrong"] = error.event.phase
-
-    run_threads(good, wrong)
-    assert outcome["wrong"] == "input"
-    assert outcome["good"].isfinite().all()
 
 
 # What is in reach of a logger.
