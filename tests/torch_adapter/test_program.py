@@ -7,17 +7,7 @@ from textwrap import dedent
 
 import pytest
 
-
-def run(tmp_path: Path, program: str, *options: str) -> tuple[int, str, str]:
-    """Run a program as it is, and give its status, its output and what anynan said."""
-    script = tmp_path / "script.py"
-    script.write_text(dedent(program), encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "-m", "anynan", "run", *options, str(script)],
-        capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    return done.returncode, done.stdout, " ".join(done.stderr.split())
-
+from tests.torch_adapter.forked import run
 
 LOOP = """
 import torch
@@ -47,15 +37,6 @@ def test_a_loop_over_plain_tensors_is_told_operation_line_and_fix(
     assert "tried with log(x + 1e-8) the loss is finite" in said
 
 
-@pytest.mark.tier(2)
-def test_a_gradient_of_plain_tensors_is_told(tmp_path: Path) -> None:
-    loss = "loss = p.mean() + (w * 0).pow(2).sum().sqrt()"
-    _, _, said = run(tmp_path, LOOP.format(loss=loss, update=BACKWARD))
-    assert "first appeared in the backward pass of step 0" in said
-    assert "op gradient of sqrt" in said
-    assert "gradient of w" in said
-
-
 def test_a_clean_loop_over_plain_tensors_is_clean(tmp_path: Path) -> None:
     loss = "loss = (p - y).square().mean()"
     status, out, said = run(tmp_path, LOOP.format(loss=loss, update=BACKWARD), "--fail")
@@ -78,14 +59,12 @@ for i in range(6):
 CHECKS = [
     "if torch.isnan(loss): break",
     "if not torch.isfinite(loss).all(): break",
-    "if math.isnan(loss.item()): break",
     "if math.isnan(float(loss)): raise SystemExit('loss is NaN')",
     "print(loss.detach() if i < 1 else loss)\n    if i: break",
 ]
 
 
 @pytest.mark.parametrize("check", CHECKS)
-@pytest.mark.tier(2)
 def test_a_program_that_stops_over_its_loss_is_told(tmp_path: Path, check: str) -> None:
     _, _, said = run(tmp_path, MODEL.format(check=check))
     assert "op sqrt" in said
@@ -93,7 +72,6 @@ def test_a_program_that_stops_over_its_loss_is_told(tmp_path: Path, check: str) 
     assert "[sqrt_of_negative]" in said
 
 
-@pytest.mark.tier(2)
 def test_a_measure_that_is_bad_and_goes_nowhere_is_no_event(tmp_path: Path) -> None:
     program = """
     import torch
@@ -111,7 +89,6 @@ def test_a_measure_that_is_bad_and_goes_nowhere_is_no_event(tmp_path: Path) -> N
     assert "1 bad in" not in said
 
 
-@pytest.mark.tier(2)
 def test_what_was_done_to_a_gradient_by_hand_is_told(tmp_path: Path) -> None:
     program = """
     import torch
@@ -131,14 +108,8 @@ def test_what_was_done_to_a_gradient_by_hand_is_told(tmp_path: Path) -> None:
     assert "p.grad.div_(p.grad.norm())" in said
 
 
-@pytest.mark.parametrize(
-    "sample",
-    [
-        "torch.distributions.Categorical(logits=logits).sample()",
-        "torch.multinomial(logits.softmax(-1), 1)",
-    ],
-)
-def test_an_exception_that_names_nan_is_told_its_operation(tmp_path: Path, sample: str) -> None:
+def test_an_exception_that_names_nan_is_told_its_operation(tmp_path: Path) -> None:
+    sample = "torch.distributions.Categorical(logits=logits).sample()"
     program = f"""
     import torch
     model = torch.nn.Linear(4, 2)
@@ -153,7 +124,6 @@ def test_an_exception_that_names_nan_is_told_its_operation(tmp_path: Path, sampl
     assert sample in said
 
 
-@pytest.mark.tier(2)
 def test_a_transform_of_data_is_no_model(tmp_path: Path) -> None:
     program = """
     import torch
@@ -247,12 +217,6 @@ def test_a_gradient_of_a_model_that_no_optimizer_updates_is_told_once(
     assert said.count(" event ") == 1
 
 
-def test_a_clean_model_that_no_optimizer_updates_is_clean(tmp_path: Path) -> None:
-    status, _, said = run(tmp_path, BY_HAND.format(more="fc.weight.sum()"), "--fail")
-    assert status == 0
-    assert "Linear: nothing went bad" in said
-
-
 TAKEN = """
 import numpy as np, torch
 torch.manual_seed(0)
@@ -289,21 +253,6 @@ def test_a_gradient_that_another_takes_the_place_of_is_followed(tmp_path: Path) 
     program = TAKEN.format(chosen="values[:4]").replace("[:1].std()", ".std()")
     by_hand = f"\n    for p in model.parameters():\n        {line}\n    optimizer.step()"
     program = program.replace("optimizer.step()", by_hand)
-    _, _, said = run(tmp_path, program)
-    assert "op divide" in said
-    assert line in said
-
-
-def test_a_large_gradient_that_is_changed_in_place_is_told_by_a_small_one(tmp_path: Path) -> None:
-    line = "[p.grad.div_(p.grad.norm() * 0) for p in model.parameters()]"
-    program = f"""
-    import torch
-    model = torch.nn.Linear(2000, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    model(torch.ones(4, 2000)).mean().backward()
-    {line}
-    optimizer.step()
-    """
     _, _, said = run(tmp_path, program)
     assert "op divide" in said
     assert line in said
@@ -351,12 +300,11 @@ OF_TENSORS = "w = torch.ones(4, 1, requires_grad=True); optimizer = torch.optim.
 OF_MODEL = "w = torch.nn.Linear(4, 1); optimizer = torch.optim.SGD(w.parameters(), lr=0.01)"
 
 
-@pytest.mark.parametrize(("weights", "out"), [(OF_TENSORS, "x @ w"), (OF_MODEL, "w(x)")])
 @pytest.mark.parametrize(
-    ("forward", "backward", "wanted"),
+    ("weights", "out", "forward", "backward", "wanted"),
     [
-        ("x.abs() * scale", "g * x / x.abs()", "op divide (backward)"),
-        ("(x / x) * scale", "g * 0", "op divide"),
+        (OF_TENSORS, "x @ w", "x.abs() * scale", "g * x / x.abs()", "op divide (backward)"),
+        (OF_MODEL, "w(x)", "(x / x) * scale", "g * 0", "op divide"),
     ],
 )
 def test_a_function_with_a_gradient_of_its_own_is_told_with_its_line(
@@ -418,6 +366,7 @@ def test_a_batch_that_comes_in_bad_is_still_told_so(tmp_path: Path) -> None:
     assert "came in with the batch of step 0" in said
 
 
+@pytest.mark.tier(2)
 @pytest.mark.parametrize("how", [[], ["-W", "error"]])
 def test_a_warning_of_pytorchs_own_names_the_line_that_it_names_without_us(
     how: list[str], tmp_path: Path
