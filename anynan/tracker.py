@@ -210,7 +210,7 @@ class Tracker(Handle):
     @property
     def notes(self) -> tuple[str, ...]:
         """Return what is not watched, and what watching changes, each once."""
-        return (*self._tracked.notes, *self._tracked.remarks)
+        return (*self._tracked.notes, *self._tracked.judge.notes.remarks)
 
     def count(self, word: str) -> int:
         """Count events by severity (``"bad"``, ``"suspect"``), or those ``"expected"``."""
@@ -218,7 +218,7 @@ class Tracker(Handle):
 
     def clear(self) -> None:
         """Forget events, readings and gradient norms; watching goes on."""
-        self._tracked.clear()
+        self._tracked.judge.clear()
 
     def metrics(self, *, layers: bool = False) -> dict[str, float]:
         """Return the last step's numbers as a flat dict, for any logger.
@@ -322,7 +322,7 @@ _OLD: dict[str, tuple[str, Any]] = {
     "dump": ("history.select(...)", lambda tracker: tracker.history.select),
     "fn": ("what anynan.untrack(tracker) returns", lambda tracker: inside(tracker).fn),
     "paused": ("told by repr(tracker)", lambda tracker: inside(tracker).paused),
-    "remarks": ("part of notes", lambda tracker: inside(tracker).remarks),
+    "remarks": ("part of notes", lambda tracker: inside(tracker).judge.notes.remarks),
     "target": ("name", lambda tracker: inside(tracker).target),
 }
 

@@ -166,7 +166,7 @@ DEFECTS: tuple[Defect, ...] = (
         "anynan/_apps/runfile/writing.py", "if bad or (self._steps - 1)", "if (self._steps - 1)",
         "test_jsonl.py"),
     Defect("+Inf and -Inf are mixed up in a report",
-        "anynan/_reports/report.py", '(summary.posinf, "inf"),', '(summary.neginf, "inf"),',
+        "anynan/_diagnosis/rules/evidence.py", '"inf": summary.posinf', '"inf": summary.neginf',
         "test_reporting.py"),
     Defect("a report's words are markup in a notebook",
         "anynan/_reports/report.py", "html.escape(line[start:])", "line[start:]",

@@ -34,6 +34,12 @@ def without_own(error: BaseException) -> None:
         left += [each.__cause__, each.__context__]
 
 
+def last_own(error: BaseException) -> TracebackType | None:
+    """Give where an exception left the program's own code last; None if it was in none."""
+    frames = reversed(_frames(error))
+    return next((x for x in frames if not is_library(x.tb_frame.f_code.co_filename)), None)
+
+
 def _frames(error: BaseException) -> list[TracebackType]:
     frames: list[TracebackType] = []
     traceback = error.__traceback__

@@ -5,7 +5,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from typing import Any
 
-from anynan._base.sources import is_library
+from anynan._base.tracebacks import last_own
 from anynan._readings.policy import reading_kind
 from anynan._readings.readings import Reading
 from anynan._readings.step import Step
@@ -141,14 +141,8 @@ def same_end(first: BaseException, second: BaseException | None) -> bool:
 
 def _raised_at(error: BaseException) -> tuple[Any, ...]:
     """Give the type and the last line of the program's own."""
-    place: tuple[Any, ...] = ()
-    trace = error.__traceback__
-    while trace is not None:
-        code = trace.tb_frame.f_code
-        if not is_library(code.co_filename):
-            place = (code, trace.tb_lineno)
-        trace = trace.tb_next
-    return type(error), *place
+    last = last_own(error)
+    return type(error), last and last.tb_frame.f_code, last and last.tb_lineno
 
 
 def _as_passed(reading: Reading) -> CheckedPoint:

@@ -5,6 +5,7 @@ from anynan._diagnosis.rules import RULES, Rule, Situation
 from anynan._diagnosis.rules.evidence import called, facts, infinite, literal, seen
 from anynan._diagnosis.rules.repair import split
 from anynan._diagnosis.rules.situation import BACKWARD, BOTH, FORWARD
+from anynan._diagnosis.vocabulary import cell
 from anynan.errors import reason
 from anynan.events import Cause
 
@@ -152,8 +153,7 @@ def table() -> str:
         names = facts(example, _example(rule))
         text, (fix, _) = rule.text.format(**names), split(rule.fix.format(**names), "")
         lines.append(
-            f"| {_anchor(rule.tag)} | {operations} | {_phases(rule)} "
-            f"| {_cell(text)} | {_cell(fix)} |"
+            f"| {_anchor(rule.tag)} | {operations} | {_phases(rule)} | {cell(text)} | {cell(fix)} |"
         )
     lines += [
         f"| {_anchor(tag)} | any | any | {text} | {fix} |" for tag, text, fix in _WITHOUT_RULE
@@ -177,8 +177,3 @@ def _phases(rule: Rule) -> str:
         return "any"
     named = {FORWARD: "forward", BACKWARD: "backward"}
     return named.get(rule.phases, ", ".join(rule.phases))
-
-
-def _cell(text: str) -> str:
-    # A star or a bar would be Markdown's, not the code's.
-    return text.replace("|", "\\|").replace("*", "\\*")

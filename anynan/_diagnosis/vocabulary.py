@@ -275,12 +275,13 @@ def table() -> str:
         lines.append("| --- | --- | --- | --- |")
         for word in words:
             arity = "any" if word.arity is None else str(word.arity)
-            cells = (f"`{word.name}`", arity, _cell(word.meaning), _cell(word.domain))
+            cells = (f"`{word.name}`", arity, cell(word.meaning), cell(word.domain))
             lines.append(f"| {' | '.join(cells)} |")
         parts.append("\n".join(lines))
     return "\n\n".join(parts) + "\n"
 
 
-def _cell(text: str) -> str:
+def cell(text: str) -> str:
+    """Write a text into a Markdown table."""
     # A star or a bar would be Markdown's, not the code's.
     return text.replace("|", "\\|").replace("*", "\\*")

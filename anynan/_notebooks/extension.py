@@ -6,7 +6,7 @@ from typing import Any
 from anynan._base.tracebacks import shorten
 from anynan._everywhere import Found, watch_everything
 from anynan.errors import AnomalyError
-from anynan.options import ACTIONS, Options
+from anynan.options import Options
 
 
 class Extension:
@@ -53,13 +53,11 @@ class Extension:
             self._tell()
 
     def _start(self, action: str = "raise") -> None:
-        if action not in ACTIONS:
-            msg = f"action={action!r} is unknown; choose from {', '.join(ACTIONS)}"
-            raise ValueError(msg)
+        options = Options(action=action)  # type: ignore[arg-type]
         if self._end is not None:
             self._end()
         self._found = Found()
-        self._end = watch_everything(Options(action=action), self._found)  # type: ignore[arg-type]
+        self._end = watch_everything(options, self._found)
 
     def _stop(self) -> None:
         if self._end is not None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from anynan._base.shown import Shown
+from anynan._base.tables import table
 from anynan._readings.readings import Reading, Site, known
 from anynan._readings.step import Step
 from anynan.events import PHASES
@@ -152,15 +153,10 @@ class History(Shown):
         for reading in self:
             place = reading.phase, reading.site.parameter or reading.layer or "-"
             rows.setdefault(place, []).append(reading)
-        table: list[tuple[str, ...]] = [("phase", "layer", "smallest", "largest")]
-        table += [(*place, *_range(readings)) for place, readings in rows.items()]
-        wide = [max(map(len, column)) for column in zip(*table, strict=True)]
-        lines = [
-            f"{phase:{wide[0]}}  {layer:{wide[1]}}  {lo:>{wide[2]}}  {hi:>{wide[3]}}"
-            for phase, layer, lo, hi in table
-        ]
+        cells: list[tuple[str, ...]] = [("phase", "layer", "smallest", "largest")]
+        cells += [(*place, *_range(readings)) for place, readings in rows.items()]
         said = f"{len(steps)} step{'s' * (len(steps) > 1)}, from step {steps[0]}"
-        return "\n".join([said, *lines])
+        return "\n".join([said, *table(cells, right=(2, 3))])
 
     def extremes(self) -> "Iterator[tuple[list[Packed], Extreme, Extreme]]":
         """Give the steps of each list of slots, and where each slot was largest and smallest.

@@ -15,7 +15,7 @@ from anynan._base.escaping import name as printed
 from anynan._base.shell import cell
 from anynan._base.summary import Summary
 from anynan._diagnosis.causes import UNKNOWN
-from anynan._diagnosis.rules.evidence import group, magnitude, seen
+from anynan._diagnosis.rules.evidence import counts, group, magnitude, seen
 from anynan._readings.norms import NORM
 from anynan.errors import reason
 from anynan.events import CARRIED, STATE, Cause, Event, Operation, Source, Trial
@@ -576,19 +576,11 @@ def describe(summary: Summary) -> str:
         ranged = f"  min {_number(low)}  max {_number(high)}"
     elif summary.absmax is not None:
         ranged = f"  absmax {_number(summary.absmax)}"
-    counts = [
-        f"{group(count)} x {name}"
-        for count, name in (
-            (summary.nan, "NaN"),
-            (summary.posinf, "inf"),
-            (summary.neginf, "-inf"),
-        )
-        if count
-    ]
-    if summary.bad == summary.size and len(counts) == 1:
+    bad = counts(summary)
+    if summary.bad == summary.size and len(bad) == 1:
         what = "value" if summary.size == 1 else "every element"
-        return f"{head}  {what} {counts[0].rpartition(' ')[2]}"
-    return f"{head}{ranged}" + (f"   {', '.join(counts)}" if counts else "")
+        return f"{head}  {what} {bad[0].rpartition(' ')[2]}"
+    return f"{head}{ranged}" + (f"   {', '.join(bad)}" if bad else "")
 
 
 def _shape(shape: tuple[int, ...]) -> str:

@@ -84,7 +84,7 @@ def of(tracker: "Tracked") -> Run:
         {word: tracker.count(word) for word in ("bad", "suspect", "expected")},
         tuple(map(printed, (*given, *found))),
         tracker.notes,
-        tracker.remarks,
+        judge.notes.remarks,
         tuple(path for path in watched if path not in read),
         open=judge.steps.failed,
         step=tracker.step,

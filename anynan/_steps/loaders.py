@@ -34,7 +34,7 @@ from anynan._reports.logs import log
 from anynan._reports.report import render
 from anynan.errors import AnomalyError, NonFiniteError
 from anynan.events import NON_FINITE, Event, Kind, Spread
-from anynan.options import ACTIONS, environment
+from anynan.options import CHECKS, environment
 
 T = TypeVar("T")
 Action = Literal["raise", "warn", "record", "skip"] | Callable[[Event], object]
@@ -168,12 +168,7 @@ def watch(
     if policy is not None and not isinstance(policy, Policy):
         msg = f"watch(policy=...) takes an anynan.Policy, not {type_name(policy)}"
         raise TypeError(msg)
-    if not callable(action) and action not in ACTIONS:
-        msg = (
-            f"action={action!r} is unknown; choose from {', '.join(ACTIONS)}, or give a function "
-            "that takes the Event"
-        )
-        raise ValueError(msg)
+    CHECKS["action"]("action", action)
     return Watched(iterable, name, DEFAULT if policy is None else policy, action)
 
 

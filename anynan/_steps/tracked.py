@@ -335,15 +335,6 @@ class Tracked:
         """Return what could not be watched, each said once."""
         return self.judge.notes.warnings
 
-    @property
-    def remarks(self) -> tuple[str, ...]:
-        """Return what watching changes, such as a fused path that it turns off."""
-        return self.judge.notes.remarks
-
-    def clear(self) -> None:
-        """Forget events, readings and gradient norms; the hooks stay."""
-        self.judge.clear()
-
     def count(self, word: str) -> int:
         """Count events by severity (``bad``, ``suspect``) or ``expected``."""
         return self.judge.record.counts[word]

@@ -491,10 +491,9 @@ def _carried(run: Capture, mine: Capture, theirs: Capture, names: Mapping[str, s
     wide = {taken.key: taken for taken in run.taken}
     taken = []
     found: list[tuple[Taken, Taken | None]] = []
-    for way in ("forward", "backward"):
-        a = [x for x in mine.taken if x.way == way]
-        b = [x for x in theirs.taken if x.way == way]
-        found = pairs(a, b, names, found)
+    ways: tuple[Way, ...] = ("forward", "backward")
+    for way in ways:
+        found = pairs(_of(way, mine), _of(way, theirs), names, found)
         for x, y in found:
             if y is None or y.key not in wide:
                 continue

@@ -11,6 +11,7 @@ from anynan._apps.compare.captures import Choice, Way
 from anynan._base import products
 from anynan._base.escaping import escaped
 from anynan._base.escaping import name as printed
+from anynan._base.tables import table
 from anynan.events import Source
 
 _WIDTH, _HEIGHT, _LEFT = 640, 16, 8  # of the page's picture
@@ -298,15 +299,7 @@ def _table(rows: Sequence[Row]) -> list[str]:
             (f"{row.layer or '(model)'}{call}", way, f"{row.error:.1e}", f"{row.floor:.1e}",
              f"{row.ratio:.1f}")
         )  # fmt: skip
-    widths = [max(len(line[i]) for line in cells) for i in range(5)]
-    found = []
-    for line in cells:
-        left = "  ".join(text.ljust(width) for text, width in zip(line[:2], widths, strict=False))
-        right = "  ".join(
-            text.rjust(width) for text, width in zip(line[2:], widths[2:], strict=True)
-        )
-        found.append(f"  {left}  {right}")
-    return [*found, ""]
+    return [*(f"  {line}" for line in table(cells, right=(2, 3, 4))), ""]
 
 
 def _turned(turn: Turn) -> str:

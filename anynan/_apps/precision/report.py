@@ -9,6 +9,7 @@ from anynan._apps.precision.ranges import Range
 from anynan._apps.precision.watch import SUMMING, Break, How, Row
 from anynan._base.escaping import name as printed
 from anynan._base.escaping import prose
+from anynan._base.tables import table
 from anynan._files.formats import FORMATS, Format
 from anynan._runs.narrower import Headroom
 from anynan.events import Source
@@ -292,10 +293,7 @@ def _power(scale: float) -> str:
 
 
 def _table(rows: Iterable[Sequence[str]]) -> list[str]:
-    held = list(rows)
-    widths = [max(len(row[i]) for row in held) for i in range(len(held[0]))]
-    drop = {i for i in range(len(widths)) if not any(row[i] for row in held[1:])}
-    return [
-        "  " + "  ".join(x.ljust(widths[i]) for i, x in enumerate(row) if i not in drop).rstrip()
-        for row in held
-    ]
+    """Leave out the columns that say nothing."""
+    head, *held = rows
+    kept = [i for i in range(len(head)) if any(row[i] for row in held)]
+    return [f"  {line}" for line in table([[row[i] for i in kept] for row in (head, *held)])]

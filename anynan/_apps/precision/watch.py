@@ -5,7 +5,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -375,10 +375,5 @@ def _same(a: NDArray[Any] | None, b: NDArray[Any] | None) -> bool:
 def bits_of(found: Sequence[Break], rows: Sequence[Row], form: Format) -> list[Break]:
     """Add to what broke how far the float32 run is beyond the format."""
     known = {row.place: row.result.bits(form) for row in rows}
-    return [
-        Break(
-            each.place, each.name, each.layer, each.phase, each.source, each.kind,
-            None if (bits := known.get(each.place)) is None or math.isinf(bits) else bits,
-        )
-        for each in found
-    ]  # fmt: skip
+    known = {place: bits for place, bits in known.items() if not math.isinf(bits)}
+    return [replace(each, bits=known.get(each.place)) for each in found]

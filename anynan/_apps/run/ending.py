@@ -5,7 +5,8 @@ import re
 from collections import deque
 
 from anynan._base.escaping import name as printed
-from anynan._base.sources import is_library, located
+from anynan._base.sources import located
+from anynan._base.tracebacks import last_own
 from anynan._diagnosis.rules.evidence import plural
 from anynan._everywhere import Found, is_bad
 from anynan._reports.report import folded
@@ -139,13 +140,8 @@ def _asks(error: BaseException, source: Source | None) -> bool:
 
 def _place(error: BaseException) -> Source | None:
     """Give the innermost line of the program's own that an exception passed."""
-    found, traceback = None, error.__traceback__
-    while traceback is not None:
-        code = traceback.tb_frame.f_code
-        if not is_library(code.co_filename):
-            found = located(
-                code, traceback.tb_lineno, offset=traceback.tb_lasti,
-                scope=traceback.tb_frame.f_globals,
-            )  # fmt: skip
-        traceback = traceback.tb_next
-    return found
+    last = last_own(error)
+    if last is None:
+        return None
+    frame = last.tb_frame
+    return located(frame.f_code, last.tb_lineno, offset=last.tb_lasti, scope=frame.f_globals)

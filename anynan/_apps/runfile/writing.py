@@ -6,6 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from anynan._apps.runfile.messages import FILE_ENDED
@@ -208,16 +209,7 @@ class Writer:
 
 
 def _slot(site: Site) -> dict[str, Any]:
-    return {
-        "layer": site.layer,
-        "phase": site.phase,
-        "tensor": site.tensor,
-        "dtype": site.dtype,
-        "dtype_max": site.dtype_max,
-        "parameter": site.parameter,
-        "bound": site.bound,
-        "buffer": site.buffer,
-    }
+    return {name: x for name, x in asdict(site).items() if name not in ("index", "limit")}
 
 
 def _of_rank(path: str, rank: int | None) -> str:

@@ -153,15 +153,11 @@ def _chosen(looked: "list[Scanned]", bad: "list[Scanned]", *, of_target: bool) -
 
 def _table(listed: "tuple[Scanned, ...] | list[Scanned]", target: str | None) -> list[str]:
     from anynan._base.escaping import name as printed
+    from anynan._base.tables import table
 
     heads = [*_HEADS, *([f"beyond {target}", f"0 in {target}"] if target else [])]
     rows = [[printed(cell) for cell in _row(found, target)] for found in listed]
-    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
-    return [
-        ("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)))
-        .rstrip()
-        for row in [heads, *rows]
-    ]  # fmt: skip
+    return [f"  {line}" for line in table([heads, *rows])]
 
 
 def _row(found: "Scanned", target: str | None) -> list[str]:

@@ -7,18 +7,15 @@ from typing import Any, Literal
 
 import numpy as np
 
-from anynan._arrays.access import dtype_max, dtype_name
+from anynan._arrays.access import dtype_max
 from anynan._diagnosis.rules.situation import SELF
 from anynan._diagnosis.vocabulary import WORDS
+from anynan._files.formats import FORMATS, format_of
 from anynan._trace.op import Op
 from anynan.events import Source
 
 Way = Literal["above", "below", "away"]
 
-# Step to the next number at 0, and at 1, in bits.
-_STEPS = {
-    "float16": (-24, -10), "bfloat16": (-133, -7), "float32": (-149, -23), "float64": (-1074, -52),
-}  # fmt: skip
 # Their divisor, or what is divided by, is the last operand.
 _DIVIDING = frozenset(
     {"divide", "floor_divide", "remainder", "reciprocal", "addcdiv", "weight_norm"}
@@ -69,9 +66,9 @@ class Edge:
         """Say how often a distance can be halved until it is no longer there."""
         if distance <= 0:
             return 0.0
-        at_zero, at_one = _STEPS.get(dtype, _STEPS["float64"])
-        step = at_zero if self.bound == 0 else at_one + math.log2(abs(self.bound))
-        return max(math.log2(distance) - step, 0.0)
+        form = format_of(dtype) or FORMATS["float64"]
+        step = form.value(1) if self.bound == 0 else 2 * form.unit * abs(self.bound)
+        return max(math.log2(distance) - math.log2(step), 0.0)
 
 
 def edges(op: Op) -> Iterator[Edge]:
@@ -183,8 +180,3 @@ def place(source: Source | None, layer: str | None) -> object:
     if source is None:
         return layer
     return source.file, source.line, source.column
-
-
-def dtype_of(x: object) -> str:
-    """Name an array's dtype."""
-    return dtype_name(x)

@@ -7,19 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from anynan._apps.stress.edges import Margin, Site, dtype_of, edges, place
+from anynan._apps.stress.edges import Margin, Site, edges, place
+from anynan._arrays.access import dtype_name
+from anynan._diagnosis.lineage import PLACING
 from anynan._reach import Holder
 from anynan._trace.op import Observed, Observer, Op
 from anynan.tracker import Tracker
 
 Array = np.ndarray
-# An infinity that these make was written there.
-_PLACING = frozenset(
-    {
-        "masked_fill", "full", "full_like", "fill", "where", "constant", "asarray", "setitem",
-        "index_put", "index_fill", "scatter", "empty", "masked_scatter", "copy", "random",
-    }
-)  # fmt: skip
+# An infinity that these make was written there, or is no more than what was in memory.
+_PLACING = PLACING | {"empty", "random"}
 
 
 class Watch:
@@ -56,7 +53,7 @@ class Watch:
             distance = edge.distance(numbers)
             known = self.margins.get(site)
             if known is None or distance < known.distance:
-                self.margins[site] = Margin(site, distance, edge.bits(distance, dtype_of(x)))
+                self.margins[site] = Margin(site, distance, edge.bits(distance, dtype_name(x)))
             if site == self.wanted:
                 self.kept.append(x)
         if self.bad is None and self._makes_bad(op):

@@ -8,23 +8,18 @@ from anynan._base.summary import Summary
 from anynan._diagnosis.lineage import Operand
 from anynan._diagnosis.rules.advice import floored, guarded, trapless
 from anynan._diagnosis.rules.situation import Situation
+from anynan._files.formats import FORMATS, format_of
 
-# Largest finite number, smallest number above 0, and the distance from 1 to the next number.
-LIMITS: dict[str, tuple[float, float, float]] = {
-    "float8_e4m3fn": (448.0, 2.0**-9, 2.0**-3),
-    "float8_e5m2": (57344.0, 2.0**-16, 2.0**-2),
-    "float16": (65504.0, 2.0**-24, 2.0**-10),
-    "bfloat16": (3.3895313892515355e38, 2.0**-133, 2.0**-7),
-    "float32": (3.4028234663852886e38, 2.0**-149, 2.0**-23),
-    "float64": (1.7976931348623157e308, 2.0**-1074, 2.0**-52),
-}
-_PARTS = {"complex64": "float32", "complex128": "float64"}
 HALF = frozenset({"float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"})
 
 
 def limits(dtype: str) -> tuple[float, float, float]:
-    """Return the largest, smallest and resolution of a dtype; float32's if it is unknown."""
-    return LIMITS.get(_PARTS.get(dtype, dtype), LIMITS["float32"])
+    """Return the largest finite number, the smallest above 0 and the distance from 1 to the next.
+
+    Those of float32 if the dtype is unknown.
+    """
+    form = format_of(dtype) or FORMATS["float32"]
+    return form.max, form.value(1), 2 * form.unit
 
 
 def small(dtype: str) -> str:
@@ -182,17 +177,17 @@ def largest(s: Situation) -> float | None:
     return max(known, default=None)
 
 
+def counts(summary: Summary) -> list[str]:
+    """Say how many elements are bad, and how: ``2 x NaN``."""
+    kinds = {"NaN": summary.nan, "inf": summary.posinf, "-inf": summary.neginf}
+    return [f"{group(count)} x {name}" for name, count in kinds.items() if count]
+
+
 def seen(summary: Summary | None) -> str:
     """Say what a tensor holds in a few words."""
     if summary is None:
         return "nothing could be read"
-    parts = [
-        f"{group(count)} x {name}"
-        for count, name in (
-            (summary.nan, "NaN"), (summary.posinf, "inf"), (summary.neginf, "-inf"),
-        )
-        if count
-    ]  # fmt: skip
+    parts = counts(summary)
     if not parts:
         size = "" if summary.absmax is None else f", largest magnitude {magnitude(summary.absmax)}"
         return f"{plural(summary.size, 'finite element')}{size}"
