@@ -1,10 +1,8 @@
 """Run a function once and show each of its operations: the traced program, equation by equation."""
 
-import inspect
 import itertools
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -25,8 +23,7 @@ from anynan.jax.graphs.operations import Op as Grouped
 from anynan.jax.graphs.versions import dropped, rebind
 from anynan.jax.program import signature
 from anynan.jax.program.evaluator import silent
-from anynan.jax.program.objects import objects_of
-from anynan.jax.program.program import Program, Settings
+from anynan.jax.program.program import Program, Settings, form_of
 from anynan.jax.program.trace import UntraceableError, UnwatchableError, under_way
 from anynan.jax.read.probes import checkable
 from anynan.jax.read.readings import Path
@@ -38,7 +35,9 @@ def takes(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool
     """Tell whether a call is JAX's: by its arrays, or by what the target is made with."""
     if any(isinstance(x, jax.Array) for x in tree_util.tree_leaves((args, dict(kwargs)))):
         return True
-    return hasattr(target, "lower") or _is_module(target) or any(map(_is_module, args))
+    if hasattr(target, "lower") and hasattr(target, "trace"):  # a jitted function
+        return True
+    return _is_module(target) or any(map(_is_module, args))
 
 
 def _is_module(x: Any) -> bool:
@@ -94,23 +93,12 @@ def traced(
             return module(*args, **kwargs)
 
         args = (target, *args)
-    objects = objects_of(args, kwargs)
     with under_way():
         static = signature.static_arguments(fn, args, kwargs)
-    made, inner = fn, None if inspect.isfunction(fn) else getattr(fn, "__wrapped__", None)
-    if objects is not None:
-        args, kwargs = objects.swapped(args, kwargs)
-        whole = objects.pure(fn)
-        inner = None if inner is None else objects.pure(inner)
-
-        def made(*args: Any, **kwargs: Any) -> Any:
-            return whole(*args, **kwargs)[0]
-
     plain = any(type(x).__module__.startswith("equinox") for x in (target, *args))
-    flat = signature.flatten(args, kwargs, static, plain=plain)
-    flat = replace(flat, arrays=[cast(x) for x in flat.arrays])
-    settings = Settings(names=positional(fn), plain=plain)
-    return Program(made, flat, settings, objects, inner), flat.arrays
+    form = form_of(fn, args, kwargs, static, plain=plain)
+    arrays = [cast(x) for x in form.flat.arrays]
+    return form.program(Settings(names=positional(fn), plain=plain), arrays), arrays
 
 
 class _Equation(Op):
@@ -230,7 +218,8 @@ class Run:
             outs = self.run(closed.jaxpr, closed.consts, arrays, ())
         except Exception as error:  # noqa: BLE001  the program's own, or the observer's
             return Observed(None, error, self.notes)
-        return Observed(self.program.joined(outs), None, self.notes)
+        out = self.program.joined(outs)
+        return Observed(out[0] if self.program.stateful else out, None, self.notes)
 
     def bind(self, eqn: Any, ins: list[Any], node: Node | None) -> list[Any]:
         """Run one equation that is not opened."""

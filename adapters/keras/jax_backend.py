@@ -28,12 +28,12 @@ from anynan._steps.messages import INSIDE_LOOP
 from anynan._steps.tracked import Tracked, make_way
 from anynan.jax.graphs.stacks import LAYER
 from anynan.jax.program import signature
+from anynan.jax.program.program import Form
 from anynan.jax.program.trace import tracing
 from anynan.jax.read import probes
 from anynan.jax.read.places import fill, sites_of
 from anynan.jax.replay.replay import replay
 from anynan.jax.replay.steps import Step
-from anynan.jax.session.session import Form
 from anynan.jax.tracking import checked
 from anynan.keras.jax_steps import Named, Part, Steps
 from anynan.keras.layers import layers_of, symbolic, weights_of

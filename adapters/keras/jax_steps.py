@@ -14,10 +14,10 @@ import keras
 from anynan._readings.patterns import choose
 from anynan._steps.adapter import BaseAdapter
 from anynan._steps.tracked import Tracked
-from anynan.jax.program.program import Program
+from anynan.jax.program.program import Form, Program
 from anynan.jax.program.watch import Watches
 from anynan.jax.replay.steps import Step
-from anynan.jax.session.session import Form, Session
+from anynan.jax.session.session import Session
 from anynan.jax.session.verdicts import ThresholdTable
 from anynan.keras.layers import Weight, layers_of, moments_of, weights_of
 from anynan.keras.messages import RUNS_COMPILED

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, Literal
 
+from anynan._base.walks import walk
 from anynan.jax.graphs.bodies import backwards, bodies, rounds_of
 from anynan.jax.graphs.graph import Graph, Node, Value
 from anynan.jax.graphs.layers import Layers, inside
@@ -81,18 +82,11 @@ class Calls:
 
     def _reached(self, first: int) -> set[int]:
         """Find the values that depend on the batch."""
-        values = self.graph.values
-        found = {value.index for value in values if (value.argument or 0) >= first
-                 and value.argument is not None}  # fmt: skip
-        todo = list(found)
-        while todo:
-            value = values[todo.pop()]
-            outs = [i for n in value.readers for i in self.graph.nodes[n].outs if i is not None]
-            for i in (*outs, *value.handed):
-                if i not in found:
-                    found.add(i)
-                    todo.append(i)
-        return found
+        first_in = [
+            value.index for value in self.graph.values
+            if value.argument is not None and value.argument >= first
+        ]  # fmt: skip
+        return set(walk(first_in, lambda i: [*self.graph.makes(i), *self.graph.values[i].handed]))
 
     def _forward(self) -> Iterator[Call]:
         layers = self.layers
@@ -160,29 +154,20 @@ class Calls:
 
     def _at(self, index: int, depth: int) -> Iterator[int]:
         """Follow a value out of the loops inside a layer."""
-        seen, todo = {index}, [index]
-        while todo:
-            value = self.graph.values[todo.pop()]
-            if value.loops <= depth:
-                yield value.index
-                continue
-            for i in value.feeds:
-                if i not in seen:
-                    seen.add(i)
-                    todo.append(i)
+        values = self.graph.values
+        for i in walk([index], lambda i: values[i].feeds if values[i].loops > depth else ()):
+            if values[i].loops <= depth:
+                yield i
 
     def _out_at(self, index: int, depth: int) -> Iterator[int]:
         """Follow what an operation makes out of the loops and branches inside a layer."""
-        seen, todo = {index}, [index]
-        while todo:
-            value = self.graph.values[todo.pop()]
-            if value.loops == depth:
-                yield value.index
-            for i in value.handed:
-                after = self.graph.values[i]
-                if i not in seen and not self._begins(after) and after.loops >= depth:
-                    seen.add(i)
-                    todo.append(i)
+        values = self.graph.values
+
+        def more(i: int) -> list[int]:
+            after = [j for j in values[i].handed if values[j].loops >= depth]
+            return [j for j in after if not self._begins(values[j])]
+
+        return (i for i in walk([index], more) if values[i].loops == depth)
 
     def _begins(self, value: Value) -> bool:
         """Tell whether a value is what a turn of a loop begins with."""

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 from jax.extend import core as jc
 
+from anynan._base.walks import walk
 from anynan.jax.graphs import lines
 from anynan.jax.graphs.bodies import Body, bodies, hides
 from anynan.jax.graphs.stacks import Place, place
@@ -322,18 +323,21 @@ class Graph:
 
     def readers(self, index: int) -> Iterator[Node | None]:
         """Walk the operations that read a value, across loops; None for the program's result."""
-        seen = {index}
-        todo = [index]
-        while todo:
-            value = self.values[todo.pop()]
+        for i in walk([index], lambda i: self.values[i].handed):
+            value = self.values[i]
             if value.result:
                 yield None
-            for i in value.readers:
-                yield self.nodes[i]
-            for i in value.handed:
-                if i not in seen:
-                    seen.add(i)
-                    todo.append(i)
+            yield from (self.nodes[number] for number in value.readers)
+
+    def made_of(self, index: int) -> list[int]:
+        """Give the values that a value is made of."""
+        value = self.values[index]
+        return [*value.feeds, *(() if value.writer is None else self.nodes[value.writer].ins)]
+
+    def makes(self, index: int) -> list[int]:
+        """Give the values that are made of a value."""
+        readers = (reader for reader in self.readers(index) if reader is not None)
+        return [i for reader in readers for i in reader.outs if i is not None]
 
     def _find_updates(self) -> None:
         """Mark what comes after the gradients: it reads them and is no gradient itself."""
@@ -354,34 +358,24 @@ class Graph:
 
     def sources(self, index: int) -> set[int]:
         """Give the values that a value may be, itself included."""
-        seen = {index}
-        todo = [index]
-        while todo:
-            for i in self.values[todo.pop()].feeds:
-                if i not in seen:
-                    seen.add(i)
-                    todo.append(i)
-        return seen
+        return set(walk([index], lambda i: self.values[i].feeds))
 
     def origins(self, index: int) -> tuple[list[Node], list[Value]]:
         """Find who wrote a value: operations, through reads and loops, and what came in."""
         nodes: dict[int, Node] = {}
         outside: list[Value] = []
-        seen = {index}
-        todo = [index]
-        while todo:
-            value = self.values[todo.pop()]
-            more: list[int] = list(value.feeds)
+
+        def through(i: int) -> list[int]:
+            writer = self.values[i].writer
+            stops = writer is not None and not self.nodes[writer].passing
+            return self.values[i].feeds if stops else self.made_of(i)
+
+        for i in walk([index], through):
+            value = self.values[i]
             if value.writer is not None:
                 node = self.nodes[value.writer]
-                if node.passing:
-                    more += node.ins
-                else:
+                if not node.passing:
                     nodes[node.index] = node
             elif value.argument is not None or value.known:
                 outside.append(value)
-            for i in more:
-                if i not in seen:
-                    seen.add(i)
-                    todo.append(i)
         return list(nodes.values()), outside

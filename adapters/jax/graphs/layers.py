@@ -2,8 +2,8 @@
 
 import sys
 from collections.abc import Iterator
-from typing import Any
 
+from anynan._base.walks import walk
 from anynan._readings.readings import ProbePoint
 from anynan.events import Phase
 from anynan.jax.graphs.graph import Graph, Node
@@ -162,14 +162,7 @@ def _clean(names: tuple[str, ...], methods: frozenset[str]) -> tuple[str, ...]:
 
 def _linen() -> list[type]:
     linen = sys.modules.get("flax.linen")
-    todo: list[Any] = [] if linen is None else [linen.Module]
-    found: dict[type, None] = {}
-    while todo:
-        kind = todo.pop()
-        if kind not in found:
-            found[kind] = None
-            todo += kind.__subclasses__()
-    return list(found)
+    return list(walk([] if linen is None else [linen.Module], lambda kind: kind.__subclasses__()))
 
 
 def linen_names() -> frozenset[str]:

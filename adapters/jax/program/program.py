@@ -1,14 +1,16 @@
 """One traced form of a function: its operations, its readings, its compiled programs."""
 
 import copy
+import inspect
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax import tree_util
 
 from anynan._base.context import marker
+from anynan._base.walks import walk
 from anynan._readings.patterns import Patterns, choose
 from anynan._readings.readings import ProbePoint
 from anynan.events import CARRIED, STATE
@@ -19,7 +21,7 @@ from anynan.jax.graphs.operations import Operations
 from anynan.jax.graphs.stacks import MARK
 from anynan.jax.program import signature
 from anynan.jax.program.evaluator import CALLBACKS, Evaluator, placed
-from anynan.jax.program.objects import Objects
+from anynan.jax.program.objects import Objects, objects_of
 from anynan.jax.program.scopes import merges, named
 from anynan.jax.program.signature import Flat, Leaf, Slot
 from anynan.jax.program.trace import (
@@ -86,6 +88,8 @@ class Program:
         inner: Callable[..., Any] | None = None,
     ) -> None:
         self.settings = settings
+        # What it gives is its result and the state of its objects.
+        self.stateful = objects is not None
         self.out = Flat([], (), None, 0)
         roots: set[str] = set()
         self.expected: list[dict[str, str]] = []
@@ -240,17 +244,12 @@ class Program:
 
     def _trained(self, index: int, known: set[int]) -> bool:
         """Tell whether a gradient went into a value; what was seen without one is known."""
-        todo = [index]
-        while todo:
-            value = self.graph.values[todo.pop()]
-            more = list(value.feeds)
-            if value.writer is not None:
-                node = self.graph.nodes[value.writer]
-                if node.backward:
-                    return True
-                more += node.ins
-            todo += [i for i in more if i is not None and i not in known]
-            known.update(todo)
+        graph = self.graph
+        for i in walk([index], lambda i: [j for j in graph.made_of(i) if j not in known]):
+            writer = graph.values[i].writer
+            if writer is not None and graph.nodes[writer].backward:
+                return True
+            known.add(i)
         return False
 
     def _bare(self) -> bool:
@@ -406,21 +405,19 @@ class Program:
         """
         graph = self.graph
         shape = graph.values[index].aval.shape
-        seen, todo = {index}, [(index, index)]
-        while todo:
-            i, outside = todo.pop(0)
+        outside = {index: index}
+
+        def more(i: int) -> list[int]:
+            found = [j for j in graph.made_of(i) if graph.values[j].aval.shape == shape]
+            for j in found:
+                outside.setdefault(j, outside[i])
+            return found
+
+        for i in walk([index], more, near=True):
             value = graph.values[i]
-            outside = outside if value.loops else i
-            more = list(value.feeds)
-            if value.writer is not None:
-                node = graph.nodes[value.writer]
-                if node.backward:
-                    return outside
-                more += node.ins
-            for j in more:
-                if j not in seen and graph.values[j].aval.shape == shape:
-                    seen.add(j)
-                    todo.append((j, outside))
+            outside[i] = outside[i] if value.loops else i
+            if value.writer is not None and graph.nodes[value.writer].backward:
+                return outside[i]
         return None
 
     def spoilt(self, found: Mapping[int, Any]) -> list[int]:
@@ -482,6 +479,44 @@ class Program:
         """Ask for a reading of a value."""
         value = self.graph.values[index]
         plan.add(value.path, value.var, Probe(index, what, at, number))
+
+
+class Form(NamedTuple):
+    """Hold a call taken apart.
+
+    Attributes:
+        fn: A function of arrays.
+        inner: What it wraps.
+        flat: Its arguments.
+        objects: Those that change in place.
+        key: What its program is made for.
+    """
+
+    fn: Callable[..., Any]
+    inner: Callable[..., Any] | None
+    flat: Flat
+    objects: Objects | None
+    key: Hashable
+
+    def program(self, settings: Settings, arrays: list[Any] | None = None) -> Program:
+        """Trace it; on other arrays, where they are given."""
+        flat = self.flat if arrays is None else replace(self.flat, arrays=arrays)
+        return Program(self.fn, flat, settings, self.objects, self.inner)
+
+
+def form_of(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], static: set[Hashable],
+    *, plain: bool,
+) -> Form:  # fmt: skip
+    """Take a call apart, as ``signature.flatten`` does, and what changes in place in it."""
+    objects = objects_of(args, kwargs)
+    made, inner = fn, None if inspect.isfunction(fn) else getattr(fn, "__wrapped__", None)
+    if objects is not None:
+        args, kwargs = objects.swapped(args, kwargs)
+        made, inner = objects.pure(fn), None if inner is None else objects.pure(inner)
+    flat = signature.flatten(args, kwargs, static, plain=plain)
+    key = flat.key(), None if objects is None else objects.definition
+    return Form(made, inner, flat, objects, key)
 
 
 def _numbered(points: list[ProbePoint]) -> list[ProbePoint]:

@@ -19,6 +19,7 @@ from typing import Any
 import jax
 
 from anynan._base.patches import Patches
+from anynan._base.walks import walk
 
 _local = threading.local()
 _lock = threading.RLock()
@@ -132,26 +133,21 @@ def _scaffold(kind: type) -> bool:
 def _nnx_classes() -> set[type]:
     """Give all classes of nnx modules: ``nnx.merge`` makes modules while a trace lasts."""
     nnx = sys.modules.get("flax.nnx")
-    todo = [] if nnx is None else list(nnx.Module.__subclasses__())
-    found: set[type] = set()
-    while todo:
-        kind = todo.pop()
-        if kind not in found:
-            found.add(kind)
-            todo += kind.__subclasses__()
-    return {kind for kind in found if "__call__" in vars(kind)}
+    kinds = [] if nnx is None else nnx.Module.__subclasses__()
+    return {kind for kind in walk(kinds, type.__subclasses__) if "__call__" in vars(kind)}
 
 
 def merges(fn: Any) -> bool:
     """Tell whether a function makes nnx modules of their state, by the name in its code."""
-    todo = [getattr(inspect.unwrap(fn), "__code__", None)] if "flax.nnx" in sys.modules else []
-    while todo:
-        code = todo.pop()
-        if isinstance(code, types.CodeType):
-            if "merge" in code.co_names:
-                return True
-            todo += code.co_consts
-    return False
+    if "flax.nnx" not in sys.modules:
+        return False
+    whole = getattr(inspect.unwrap(fn), "__code__", None)
+    codes = walk([] if whole is None else [whole], lambda code: filter(_is_code, code.co_consts))
+    return any("merge" in code.co_names for code in codes)
+
+
+def _is_code(x: Any) -> bool:
+    return isinstance(x, types.CodeType)
 
 
 def _bases() -> tuple[type, ...]:

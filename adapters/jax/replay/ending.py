@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from anynan._base.context import replay_context
+from anynan._base.walks import walk
 from anynan._diagnosis.lineage import Replay
 from anynan._readings.readings import ProbePoint
 from anynan.jax.graphs.graph import Graph
@@ -103,16 +104,9 @@ def _taken(graph: Graph, eqn: Any, path: Path) -> list[int]:
     if node is not None and node.chain and node.chain[-1].primitive.name == "cond":
         chosen = node.chain[-1].invars[0]  # an exception under a condition
         todo += [value.index for value in graph.values if value.var is chosen]
-    found: dict[int, None] = {}
-    seen = set(todo)
-    while todo:
-        value = graph.values[todo.pop(0)]
-        if probes.checkable(value.aval):
-            found[value.index] = None
-            continue
-        more = list(value.feeds)
-        if value.writer is not None:
-            more += graph.nodes[value.writer].ins
-        todo += [i for i in more if i not in seen]
-        seen.update(more)
-    return [i for i in found if not graph.values[i].known]
+
+    def number(i: int) -> bool:
+        return probes.checkable(graph.values[i].aval)
+
+    found = walk(todo, lambda i: () if number(i) else graph.made_of(i), near=True)
+    return [i for i in found if number(i) and not graph.values[i].known]

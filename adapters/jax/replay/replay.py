@@ -3,6 +3,7 @@
 from typing import Any
 
 from anynan._base.context import replay_context
+from anynan._base.walks import walk
 from anynan._calls.collector import collecting
 from anynan._diagnosis.agreement import CheckedPoint, divergence
 from anynan._diagnosis.lineage import Replay
@@ -196,25 +197,19 @@ def behind(program: Program, start: int, words: dict[int, int] | None = None) ->
     words = words or {}
     graph, operations = program.graph, program.operations()
     chosen: set[int] = set()
-    seen = {start}
-    todo = [start]
-    while todo:
-        value = graph.values[todo.pop()]
-        more = list(value.feeds)
-        if value.writer is not None:
-            node = graph.nodes[value.writer]
-            op: Op | None = operations.of.get(node.index)
-            if op is None:
-                more += node.ins
-            else:
-                chosen.update(op.outs)
-                more += op.ins
-                if op.forward is not None:  # what it hid may be what the gradient runs into
-                    more += op.forward.outs
-        for i in more:
-            if i not in seen and words.get(i, 1):
-                seen.add(i)
-                todo.append(i)
+
+    def more(i: int) -> list[int]:
+        writer = graph.values[i].writer
+        op: Op | None = None if writer is None else operations.of.get(writer)
+        found = graph.made_of(i)
+        if op is not None:
+            chosen.update(op.outs)
+            # What a forward operation hid may be what the gradient runs into.
+            hidden = [] if op.forward is None else op.forward.outs
+            found = [*graph.values[i].feeds, *op.ins, *hidden]
+        return [j for j in found if words.get(j, 1)]
+
+    list(walk([start], more))
     return chosen
 
 
@@ -227,20 +222,19 @@ def ahead(program: Program, chosen: set[int]) -> set[int]:
     """
     graph, operations = program.graph, program.operations()
     found: set[int] = set()
-    seen = set(chosen)
-    todo = list(chosen)
-    while todo:
-        for reader in graph.readers(todo.pop()):
-            if reader is None or reader.backward:
-                continue
-            op = operations.of.get(reader.index)
-            outs = {i for i in (reader if op is None else op).outs if i is not None}
-            found |= outs if op is not None else set()
-            todo += outs - seen
-            seen |= outs
-        if len(found) > MOST:
-            return set()
-    return found
+
+    def more(i: int) -> set[int]:
+        made: set[int] = set()
+        for reader in graph.readers(i):
+            if reader is not None and not reader.backward:
+                op = operations.of.get(reader.index)
+                outs = {j for j in (reader if op is None else op).outs if j is not None}
+                found.update(outs if op is not None else ())
+                made |= outs
+        return made
+
+    many = any(len(found) > MOST for _ in walk(chosen, more)) or len(found) > MOST
+    return set() if many else found
 
 
 def _trail(step: Step, found: dict[int, Flag]) -> None:

@@ -1,10 +1,11 @@
 """Which operation wrote a bad value, and in which round of the loops around it."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
+from anynan._base.walks import walk
 from anynan.jax.graphs.bodies import backwards, rounds_of
 from anynan.jax.graphs.graph import Graph, Value
 from anynan.jax.graphs.operations import Op, Operations
@@ -116,27 +117,21 @@ class LoopIterations:
     def writers(self, index: int, its: LoopIndex) -> list[OpInstance]:
         """List who wrote a value that is seen in a round: operations with bad results."""
         found: dict[tuple[int, LoopIndex], OpInstance] = {}
-        start = index, self._inside(self.graph.values[index], its)
-        seen = {start}
-        todo = [start]
-        while todo:
-            at, rounds = todo.pop()
-            value = self.graph.values[at]
-            rounds = self._looked_at(value, rounds)
+
+        def more(item: tuple[int, LoopIndex]) -> Iterable[tuple[int, LoopIndex]]:
+            value = self.graph.values[item[0]]
+            rounds = self._looked_at(value, item[1])
             if value.writer is None:
-                more = list(self._fed(value, rounds))
-            else:
-                node = self.graph.nodes[value.writer]
-                op = self.operations.of.get(node.index)
-                if op is not None:
-                    if self.worst(op, rounds) is not None:
-                        found[op.index, rounds] = op, rounds
-                    continue
-                more = [(i, self.at(i, rounds)) for i in node.ins]
-            for item in more:
-                if item not in seen:
-                    seen.add(item)
-                    todo.append(item)
+                return self._fed(value, rounds)
+            node = self.graph.nodes[value.writer]
+            op = self.operations.of.get(node.index)
+            if op is None:
+                return [(i, self.at(i, rounds)) for i in node.ins]
+            if self.worst(op, rounds) is not None:
+                found[op.index, rounds] = op, rounds
+            return ()
+
+        list(walk([(index, self._inside(self.graph.values[index], its))], more))
         return list(found.values())
 
     def _looked_at(self, value: Value, its: LoopIndex) -> LoopIndex:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from anynan._base.walks import walk
 from anynan._diagnosis.evidence import BadParameter
 from anynan._diagnosis.lineage import OpRecord
 from anynan.jax.graphs.operations import Op
@@ -13,20 +14,13 @@ from anynan.jax.replay.rounds import LoopIndex
 def blame(program: Program, record: OpRecord, op: Op) -> None:
     """Put an update's operation where the weight is that it spoils."""
     goal = {program.graph.results[i]: r for i, r in enumerate(program.results) if r.state}
-    seen = set(op.outs)
-    todo = list(op.outs)
-    for index in todo:
+    for index in walk(op.outs, program.graph.makes, near=True):
         result = goal.get(index)
         if result is not None and result.source is not None:
             leaf = program.leaves[result.source]
             if leaf.role == "parameter":
                 record.parameter, record.layer = leaf.name, program.owner(leaf)
                 return
-        for reader in program.graph.readers(index):
-            for out in () if reader is None else reader.outs:
-                if out is not None and out not in seen:
-                    seen.add(out)
-                    todo.append(out)
 
 
 def spoilt(program: Program, arrays: dict[tuple[int, LoopIndex], Any]) -> list[BadParameter]:

@@ -1,11 +1,11 @@
 """One tracked function: its programs, its steps, its reads."""
 
 import atexit
-import inspect
+import functools
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,8 +27,7 @@ from anynan.errors import AnomalyError, reason
 from anynan.jax.graphs.versions import context
 from anynan.jax.messages import LAYER_UNNAMED, OPERATION_OPAQUE, PROGRAM_UNWATCHED, SKIP_INSIDE
 from anynan.jax.program import signature
-from anynan.jax.program.objects import Objects, objects_of
-from anynan.jax.program.program import Program, Settings
+from anynan.jax.program.program import Form, Program, Settings, form_of
 from anynan.jax.program.trace import (
     ShutError,
     UntraceableError,
@@ -168,24 +167,6 @@ NO_WEIGHTS = (
 )
 
 
-class Form(NamedTuple):
-    """Hold a call taken apart.
-
-    Attributes:
-        fn: A function of arrays.
-        inner: What it wraps.
-        flat: Its arguments.
-        objects: Those that change in place.
-        key: What its program is made for.
-    """
-
-    fn: Callable[..., Any]
-    inner: Callable[..., Any] | None
-    flat: signature.Flat
-    objects: Objects | None
-    key: Hashable
-
-
 class Session(BaseAdapter):
     """Watch one function for one tracker."""
 
@@ -311,17 +292,10 @@ class Session(BaseAdapter):
 
     def _form(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Form:
         """Take a call apart; what it raises the function itself raises again."""
-        objects = objects_of(args, kwargs)
         if self._static is None:
             with under_way():
                 self._static = signature.static_arguments(fn, args, kwargs)
-        made, inner = fn, None if inspect.isfunction(fn) else getattr(fn, "__wrapped__", None)
-        if objects is not None:
-            args, kwargs = objects.swapped(args, kwargs)
-            made, inner = objects.pure(fn), None if inner is None else objects.pure(inner)
-        flat = signature.flatten(args, kwargs, self._static, plain=self.settings.plain)
-        key = flat.key(), None if objects is None else objects.definition
-        return Form(made, inner, flat, objects, key)
+        return form_of(fn, args, kwargs, self._static, plain=self.settings.plain)
 
     def _inside(self, program: Program, arrays: list[Any]) -> Any:
         """Run a program inside the caller's own."""
@@ -355,12 +329,8 @@ class Session(BaseAdapter):
             kept.after(outs)
             ran.moved = kept
         if self.options.replay and not self.light:
-            made, objects, inner = form.fn, form.objects, form.inner
-            bare = replace(form.flat, arrays=[])
-            ran.traced = (
-                fn,
-                lambda x: Program(made, replace(bare, arrays=x), self.settings, objects, inner),
-            )
+            bare = form._replace(flat=replace(form.flat, arrays=[]))
+            ran.traced = fn, functools.partial(bare.program, self.settings)
         return ran
 
     def again(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -406,7 +376,7 @@ class Session(BaseAdapter):
         if found is None:
             with self._lock:
                 try:
-                    program = Program(form.fn, form.flat, self.settings, form.objects, form.inner)
+                    program = form.program(self.settings)
                     if key in self._shut:
                         program = program.without(self._shut[key])
                 except (UntraceableError, UnwatchableError):

@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.eager.record import stop_recording
 
+from anynan._base.walks import walk
 from anynan._diagnosis.evidence import ReplayError
 from anynan.tensorflow.graphs.operations import Operations, results
 from anynan.tensorflow.read import probes, readings
@@ -183,13 +184,9 @@ def _holds(node: Any, names: list[str], library: dict[str, Any]) -> bool:
 def _behind(definition: Any, wanted: list[str]) -> Any:
     """Cut a graph down to what some of its nodes are made of."""
     nodes = {node.name: node for node in definition.node}
-    seen: set[str] = set()
-    todo = list(wanted)
-    while todo:
-        name = todo.pop()
-        if name not in seen:
-            seen.add(name)
-            todo += [x.lstrip("^").partition(":")[0] for x in nodes[name].input]
+    seen = set(
+        walk(wanted, lambda name: [x.lstrip("^").partition(":")[0] for x in nodes[name].input])
+    )
     part = tf.compat.v1.GraphDef(versions=definition.versions, library=definition.library)
     part.node.extend(node for node in definition.node if node.name in seen)
     return part
