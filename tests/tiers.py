@@ -10,6 +10,7 @@ import argparse
 import json
 import re
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,14 @@ def installed(name: str) -> bool:
         return find_spec(name) is not None
     except ModuleNotFoundError:  # hidden
         return False
+
+
+def first(few: int, cases: Iterable[Any]) -> list[Any]:
+    """Give the cases of a test, all but the first few of them for tier 2."""
+    return [
+        case if at < few else pytest.param(case, marks=pytest.mark.tier(2))
+        for at, case in enumerate(cases)
+    ]
 
 
 def seconds(asked: range) -> dict[str, float]:
