@@ -13,12 +13,15 @@ HIDDEN = (
 NOTES = {
     "torch_operators": "The faults are PyTorch's own samples whose result is NaN or Inf by nature. "
     "All are detected and nearly all have their operation and cause.",
-    "libraries": "Not silent are the calls that take a plain array out of the tracked one, for "
-    "compiled code: a warning names the line and says that nothing is watched there. None is an "
-    "alarm. After such a call (`0/0 after`) a bad result is detected, and operation and line come "
-    "from NumPy's own error log, which does not tell 0/0 from inf/inf. A NaN argument that the "
-    "library refuses itself is a suspect beside its exception. Errors and what is not detected are "
-    "a few calls that take no array but NumPy's own.",
+    "jax": "Measured with 21 more programs of JAX alone, before tests of the adapter took their "
+    "place.",
+    "libraries": "Measured with 302 calls, of which the 172 that differ most are left. Not "
+    "silent are the calls that take a plain array out of the tracked one, for compiled code: a "
+    "warning names the line and says that nothing is watched there. None is an alarm. After "
+    "such a call (`0/0 after`) a bad result is detected, and operation and line come from "
+    "NumPy's own error log, which does not tell 0/0 from inf/inf. A NaN argument that the "
+    "library refuses itself is a suspect beside its exception. Errors and what is not detected "
+    "are a few calls that take no array but NumPy's own.",
     "transformers": "Not silent at the level `operation` are models that make a -Inf and mask it "
     "(a logarithm of 0 in relative positions): recorded as a suspect, never an alarm.",
     "array_api": "Each case is a file of the public array-api-tests: identical means that every "

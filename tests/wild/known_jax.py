@@ -5,26 +5,11 @@ from tests.wild.rows import Known
 KNOWN_JAX = [
     Known(
         "jax",
-        "pallas_interpreted",
-        "silent",
-        "documented: the inside of a Pallas kernel is not watched, which is said once",
-        said="warning: anynan: pallas_call is a black box*",
-    ),
-    Known(
-        "jax",
         "optimistix_*",
         "silent",
         "documented: the inside of lineax's solver, a primitive of its own, is not watched, which "
         "is said once",
         said="warning: anynan: linear_solve is a black box*",
-    ),
-    Known(
-        "jax",
-        "donated_state",
-        "nan weight.layer",
-        "the weight is named at its first use, with the right cause, and not in the phase of "
-        "parameters: its state is one tuple of weights and moments",
-        said="*bad_parameter*",
     ),
     Known(
         "jax",

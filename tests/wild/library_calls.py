@@ -34,7 +34,6 @@ from sklearn import (
     feature_selection,
     gaussian_process,
     impute,
-    isotonic,
     kernel_ridge,
     linear_model,
     manifold,
@@ -50,7 +49,7 @@ from sklearn import (
     tree,
 )
 from statsmodels.tsa.arima.model import ARIMA
-from statsmodels.tsa.stattools import acf, adfuller
+from statsmodels.tsa.stattools import adfuller
 
 CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {}
 DRAWN = np.random.default_rng(0)
@@ -82,69 +81,39 @@ def transformed(make: Callable[[], Any]) -> Callable[[Any, Any], Any]:
 CLASSIFIERS = (
     linear_model.LogisticRegression,
     seeded(linear_model.SGDClassifier),
-    linear_model.RidgeClassifier,
-    linear_model.Perceptron,
     svm.SVC,
-    seeded(svm.LinearSVC),
-    svm.NuSVC,
     neighbors.KNeighborsClassifier,
-    neighbors.NearestCentroid,
     seeded(tree.DecisionTreeClassifier),
     seeded(ensemble.RandomForestClassifier, 10),
-    seeded(ensemble.ExtraTreesClassifier, 10),
-    seeded(ensemble.AdaBoostClassifier, n_estimators=5),
-    seeded(ensemble.BaggingClassifier, n_estimators=3),
     seeded(ensemble.GradientBoostingClassifier, n_estimators=10),
     seeded(ensemble.HistGradientBoostingClassifier, max_iter=5),
     naive_bayes.GaussianNB,
-    naive_bayes.BernoulliNB,
     discriminant_analysis.LinearDiscriminantAnalysis,
-    partial(discriminant_analysis.QuadraticDiscriminantAnalysis, reg_param=0.1),
     seeded(neural_network.MLPClassifier, (8,), max_iter=30),
     seeded(gaussian_process.GaussianProcessClassifier),
 )
 REGRESSORS = (
     linear_model.LinearRegression,
-    linear_model.Ridge,
     linear_model.Lasso,
-    linear_model.ElasticNet,
     linear_model.BayesianRidge,
-    linear_model.ARDRegression,
     linear_model.HuberRegressor,
-    linear_model.Lars,
-    linear_model.LassoLars,
-    linear_model.OrthogonalMatchingPursuit,
     linear_model.QuantileRegressor,
-    partial(linear_model.TheilSenRegressor, random_state=0, max_subpopulation=200),
     linear_model.TweedieRegressor,
-    svm.SVR,
     kernel_ridge.KernelRidge,
     cross_decomposition.PLSRegression,
     seeded(gaussian_process.GaussianProcessRegressor),
-    neighbors.KNeighborsRegressor,
-    seeded(tree.DecisionTreeRegressor),
-    seeded(ensemble.RandomForestRegressor, 5),
 )
 TRANSFORMERS = (
     preprocessing.StandardScaler,
-    preprocessing.MinMaxScaler,
-    preprocessing.MaxAbsScaler,
     preprocessing.RobustScaler,
     partial(preprocessing.QuantileTransformer, n_quantiles=50),
     preprocessing.PowerTransformer,
-    preprocessing.PolynomialFeatures,
     preprocessing.SplineTransformer,
-    preprocessing.Normalizer,
-    preprocessing.Binarizer,
     partial(preprocessing.KBinsDiscretizer, 3, encode="ordinal"),
     partial(decomposition.PCA, 3),
     partial(decomposition.KernelPCA, 2),
-    partial(decomposition.IncrementalPCA, 2),
     seeded(decomposition.FastICA, 3),
-    seeded(decomposition.TruncatedSVD, 2),
-    partial(decomposition.FactorAnalysis, 2),
     partial(feature_selection.SelectKBest, k=3),
-    feature_selection.VarianceThreshold,
     partial(manifold.Isomap, n_components=2),
 )
 
@@ -155,13 +124,12 @@ def of_class(make: Any) -> str:
     return make.__name__
 
 
-for make in dict.fromkeys(CLASSIFIERS):
+for make in CLASSIFIERS:
     call(f"sklearn.{of_class(make)}", predicted(make), SORTED, CLASS)
 for make in REGRESSORS:
     call(f"sklearn.{of_class(make)}", predicted(make), FEATURES, TARGET)
 for make in TRANSFORMERS:
     call(f"sklearn.{of_class(make)}", transformed(make), SORTED, CLASS)
-call("sklearn.PoissonRegressor", predicted(linear_model.PoissonRegressor), FEATURES, abs(TARGET))
 call("sklearn.NMF", lambda x: decomposition.NMF(2, random_state=0).fit_transform(x), abs(SORTED))
 call(
     "sklearn.TSNE",
@@ -172,19 +140,8 @@ call(
     "sklearn.KMeans", predicted(partial(cluster.KMeans, 3, random_state=0, n_init=1)), SORTED, CLASS
 )
 call("sklearn.DBSCAN", lambda x: cluster.DBSCAN(1.5).fit_predict(x), SORTED)
-call(
-    "sklearn.AgglomerativeClustering",
-    lambda x: cluster.AgglomerativeClustering(3).fit_predict(x),
-    SORTED,
-)
 call("sklearn.GaussianMixture", predicted(seeded(mixture.GaussianMixture, 2)), SORTED, CLASS)
 call("sklearn.LedoitWolf", lambda x: covariance.LedoitWolf().fit(x).covariance_, SORTED)
-call(
-    "sklearn.IsotonicRegression",
-    lambda x, y: isotonic.IsotonicRegression().fit_transform(x[:, 0], y),
-    FEATURES,
-    TARGET,
-)
 call(
     "sklearn.KNNImputer",
     lambda x: impute.KNNImputer().fit_transform(np.where(x > 2, np.nan, x)),
@@ -213,29 +170,10 @@ call(
     SORTED,
     CLASS,
 )
-call(
-    "sklearn.train_test_split",
-    lambda x, y: model_selection.train_test_split(x, y, random_state=0),
-    SORTED,
-    CLASS,
-)
 call("sklearn.roc_auc_score", lambda x, y: metrics.roc_auc_score(y, x[:, 0]), SORTED, CLASS)
-call(
-    "sklearn.log_loss", lambda x, y: metrics.log_loss(y, 1 / (1 + np.exp(-x[:, 0]))), SORTED, CLASS
-)
-for metric in (
-    metrics.r2_score,
-    metrics.mean_squared_error,
-    metrics.mean_absolute_error,
-    metrics.explained_variance_score,
-):
+for metric in (metrics.r2_score, metrics.mean_squared_error):
     call(f"sklearn.{metric.__name__}", metric, SORTED[:, 0], SORTED[:, 1])
-for pairwise in (
-    metrics.pairwise_distances,
-    metrics.pairwise.rbf_kernel,
-    metrics.pairwise.cosine_similarity,
-    metrics.pairwise.polynomial_kernel,
-):
+for pairwise in (metrics.pairwise_distances, metrics.pairwise.rbf_kernel):
     call(f"sklearn.{pairwise.__name__}", pairwise, SORTED)
 
 # SciPy
@@ -247,113 +185,23 @@ POSITIVE = MATRIX @ MATRIX.T + np.eye(6)
 VECTOR = DRAWN.normal(size=6)
 SOUND = DRAWN.normal(size=256)
 
-for name in (
-    *(
-        "gamma",
-        "gammaln",
-        "digamma",
-        "erf",
-        "erfc",
-        "erfinv",
-    ),
-    *(
-        "expit",
-        "logit",
-        "expm1",
-        "log1p",
-        "i0",
-        "i1",
-    ),
-    *(
-        "j0",
-        "j1",
-        "k0",
-        "y0",
-        "softmax",
-        "log_softmax",
-    ),
-    *(
-        "logsumexp",
-        "entr",
-        "exprel",
-        "sinc",
-        "cbrt",
-        "exp2",
-    ),
-    *(
-        "ndtr",
-        "ndtri",
-        "log_ndtr",
-        "spence",
-        "ellipk",
-        "dawsn",
-    ),
-):
-    if hasattr(special, name):
-        call(f"scipy.special.{name}", getattr(special, name), X / 4)
-for name in (
-    *(
-        "xlogy",
-        "xlog1py",
-        "rel_entr",
-        "kl_div",
-        "huber",
-        "hyp0f1",
-    ),
-    *(
-        "beta",
-        "betaln",
-        "jv",
-        "iv",
-    ),
-):
+for name in ("gamma", "gammaln", "erf", "expit", "log1p", "j0", "softmax", "logsumexp", "entr"):
+    call(f"scipy.special.{name}", getattr(special, name), X / 4)
+for name in ("xlogy", "kl_div", "beta", "jv"):
     call(f"scipy.special.{name}", getattr(special, name), X / 4, X / 4)
 call("scipy.special.zeta", lambda x: special.zeta(x + 1), X)
-call("scipy.special.betainc", lambda x: special.betainc(2.0, 3.0, x / 4), X)
-call("scipy.special.hyp2f1", lambda x: special.hyp2f1(1, 1, 2, x / 4), X)
 call("scipy.special.mixed", lambda x: special.erf(x) * np.exp(-x) + special.gammaln(x), X)
-for name, shape in {
-    "norm": (),
-    "gamma": (2.0,),
-    "beta": (2.0, 3.0),
-    "t": (3.0,),
-    "expon": (),
-    "lognorm": (0.5,),
-}.items():
+for name, shape in {"norm": (), "gamma": (2.0,), "t": (3.0,)}.items():
     for what in ("pdf", "logcdf", "sf"):
         of = getattr(getattr(stats, name), what)
         call(f"scipy.stats.{name}.{what}", lambda x, of=of, shape=shape: of(x / 4, *shape), X)
-for name in (
-    "ttest_ind",
-    "pearsonr",
-    "spearmanr",
-    "kendalltau",
-    "ks_2samp",
-    "linregress",
-    "mannwhitneyu",
-    "wilcoxon",
-    "f_oneway",
-    "levene",
-):
+for name in ("ttest_ind", "pearsonr", "spearmanr", "ks_2samp", "linregress"):
     call(f"scipy.stats.{name}", lambda x, y, name=name: tuple(getattr(stats, name)(x, y)), X, Y)
-for name in (
-    "skew",
-    "kurtosis",
-    "zscore",
-    "sem",
-    "iqr",
-    "trim_mean",
-    "gmean",
-    "hmean",
-    "rankdata",
-    "entropy",
-    "median_abs_deviation",
-):
+for name in ("skew", "zscore", "iqr", "trim_mean", "gmean", "rankdata", "entropy"):
     more = (0.1,) if name == "trim_mean" else ()
     call(f"scipy.stats.{name}", lambda x, name=name, more=more: getattr(stats, name)(x, *more), X)
 call("scipy.stats.norm.fit", lambda y: stats.norm.fit(y), Y)
 call("scipy.stats.gaussian_kde", lambda x: stats.gaussian_kde(x)(x), X)
-call("scipy.stats.describe", lambda x: tuple(stats.describe(x)), X)
 call(
     "scipy.stats.multivariate_normal",
     lambda a, s: stats.multivariate_normal(np.zeros(6), s).logpdf(a),
@@ -371,17 +219,7 @@ def rosenbrock(x: Any) -> Any:
     return ((1 - x[:-1]) ** 2 + 100 * (x[1:] - x[:-1] ** 2) ** 2).sum()
 
 
-for method in (
-    "Nelder-Mead",
-    "BFGS",
-    "L-BFGS-B",
-    "CG",
-    "Powell",
-    "TNC",
-    "COBYLA",
-    "SLSQP",
-    "trust-constr",
-):
+for method in ("Nelder-Mead", "BFGS", "L-BFGS-B", "TNC", "COBYLA", "SLSQP", "trust-constr"):
     call(
         f"scipy.minimize.{method}",
         lambda x0, method=method: (
@@ -395,28 +233,13 @@ for method in (
         np.array([1.3, 0.7, 0.8]),
     )
 call(
-    "scipy.minimize.closure",
-    lambda x, y: (
-        optimize.minimize(lambda p: ((y - p[0] * np.sin(p[1] * x)) ** 2).sum(), [0.8, 1.1]).x
-    ),
-    X,
-    Y,
-)
-call(
     "scipy.curve_fit",
     lambda x, y: optimize.curve_fit(lambda x, a, b: a * np.sin(b * x), x, y, p0=[0.9, 1.1])[0],
     X,
     Y,
 )
-call(
-    "scipy.least_squares",
-    lambda x, y: optimize.least_squares(lambda p: p[0] * np.sin(p[1] * x) - y, [0.9, 1.1]).x,
-    X,
-    Y,
-)
 call("scipy.root", lambda x0: optimize.root(lambda z: z**3 - 2, x0).x, np.ones(3))
 call("scipy.brentq", lambda a: optimize.brentq(lambda t: (a * t - 1).sum(), -5, 5), np.ones(3))
-call("scipy.nnls", lambda a, b: optimize.nnls(a, b)[0], abs(MATRIX), abs(VECTOR))
 call(
     "scipy.linprog",
     lambda c: optimize.linprog(c, A_ub=[[1, 1]], b_ub=[1]).x,
@@ -433,9 +256,7 @@ call(
 )
 call("scipy.quad", lambda c: integrate.quad(lambda t: float((c * t).sum()), 0, 1), np.ones(2))
 call("scipy.trapezoid", integrate.trapezoid, Y, X)
-call("scipy.simpson", lambda y, x: integrate.simpson(y, x=x), Y, X)
-call("scipy.cumulative_trapezoid", integrate.cumulative_trapezoid, Y, X)
-for method in ("RK45", "RK23", "DOP853", "Radau", "BDF", "LSODA"):
+for method in ("RK45", "BDF", "LSODA"):
     call(
         f"scipy.solve_ivp.{method}",
         lambda y0, method=method: (
@@ -448,67 +269,16 @@ call("scipy.odeint", lambda y0, t: integrate.odeint(lambda y, t: -y, y0, t), np.
 TAPS = signal.butter(4, 0.2)
 call("scipy.signal.lfilter", lambda s: signal.lfilter(*TAPS, s), SOUND)
 call("scipy.signal.filtfilt", lambda s: signal.filtfilt(*TAPS, s), SOUND)
-call(
-    "scipy.signal.sosfilt", lambda s: signal.sosfilt(signal.butter(4, 0.2, output="sos"), s), SOUND
-)
-for name in (
-    "welch",
-    "periodogram",
-    "hilbert",
-    "detrend",
-    "find_peaks",
-    "cspline1d",
-    "medfilt",
-    "wiener",
-):
+for name in ("welch", "periodogram", "hilbert", "detrend", "find_peaks", "medfilt"):
     call(f"scipy.signal.{name}", getattr(signal, name), SOUND)
-call("scipy.signal.spectrogram", lambda s: signal.spectrogram(s, nperseg=64), SOUND)
 call("scipy.signal.stft", lambda s: signal.stft(s, nperseg=64), SOUND)
 call("scipy.signal.convolve", lambda s: signal.convolve(s, np.ones(5)), SOUND)
-call("scipy.signal.fftconvolve", lambda s: signal.fftconvolve(s, np.ones(5)), SOUND)
-call("scipy.signal.savgol_filter", lambda s: signal.savgol_filter(s, 7, 2), SOUND)
 call("scipy.signal.resample", lambda s: signal.resample(s, 100), SOUND)
-for name in (
-    "inv",
-    "det",
-    "lu",
-    "qr",
-    "svd",
-    "eigvals",
-    "eigh",
-    "cholesky",
-    "expm",
-    "logm",
-    "sqrtm",
-    "schur",
-    "pinv",
-    "null_space",
-    "hessenberg",
-    "polar",
-    "ldl",
-):
+for name in ("inv", "det", "lu", "qr", "svd", "eigh", "cholesky", "expm", "logm", "pinv"):
     call(f"scipy.linalg.{name}", getattr(linalg, name), POSITIVE)
 call("scipy.linalg.solve", linalg.solve, POSITIVE, VECTOR)
 call("scipy.linalg.lstsq", lambda a, b: linalg.lstsq(a, b)[0], POSITIVE, VECTOR)
-call(
-    "scipy.linalg.cho_solve",
-    lambda a, b: linalg.cho_solve(linalg.cho_factor(a), b),
-    POSITIVE,
-    VECTOR,
-)
-call("scipy.linalg.solve_banded", lambda b: linalg.solve_banded((0, 0), np.ones((1, 6)), b), VECTOR)
-call("scipy.linalg.toeplitz", linalg.toeplitz, VECTOR)
 call("scipy.interpolate.CubicSpline", lambda x, y: interpolate.CubicSpline(x, y)(x), X, Y)
-call(
-    "scipy.interpolate.PchipInterpolator", lambda x, y: interpolate.PchipInterpolator(x, y)(x), X, Y
-)
-call("scipy.interpolate.interp1d", lambda x, y: interpolate.interp1d(x, y)(x), X, Y)
-call(
-    "scipy.interpolate.RBFInterpolator",
-    lambda x, y: interpolate.RBFInterpolator(x[:, None], y)(x[:, None]),
-    X,
-    Y,
-)
 call(
     "scipy.interpolate.RegularGrid",
     lambda a: interpolate.RegularGridInterpolator((np.arange(6.0),) * 2, a)([[1.5, 2.5]]),
@@ -517,8 +287,6 @@ call(
 call("scipy.interpolate.splrep", lambda x, y: interpolate.splev(x, interpolate.splrep(x, y)), X, Y)
 call("scipy.ndimage.gaussian_filter", lambda a: ndimage.gaussian_filter(a, 1), MATRIX)
 call("scipy.ndimage.zoom", lambda a: ndimage.zoom(a, 2), MATRIX)
-call("scipy.ndimage.median_filter", lambda a: ndimage.median_filter(a, 3), MATRIX)
-call("scipy.ndimage.rotate", lambda a: ndimage.rotate(a, 30), MATRIX)
 call("scipy.sparse.csr_array", lambda a, b: sparse.csr_array(a) @ b, MATRIX, VECTOR)
 call("scipy.sparse.constant", lambda b: sparse.csr_array(np.eye(6)) @ b, VECTOR)
 call(
@@ -540,7 +308,6 @@ call(
 call("scipy.sparse.eigsh", lambda a: sparse_linalg.eigsh(a, 2, v0=np.ones(6))[0], POSITIVE)
 call("scipy.sparse.expm_multiply", sparse_linalg.expm_multiply, MATRIX, VECTOR)
 call("scipy.spatial.cdist", lambda a: spatial.distance.cdist(a, a), MATRIX)
-call("scipy.spatial.pdist", spatial.distance.pdist, MATRIX)
 call("scipy.spatial.KDTree", lambda a: spatial.KDTree(a).query(a, 2)[0], MATRIX)
 call(
     "scipy.spatial.Rotation",
@@ -559,29 +326,16 @@ BINARY = (DRAWN.random(80) < 0.5).astype(float)
 COUNTS = DRAWN.poisson(2, 80).astype(float)
 WALK = np.cumsum(DRAWN.normal(size=120))
 call("statsmodels.OLS", lambda x, y: sm.OLS(y, x).fit().params, DESIGN, LINEAR)
-call("statsmodels.OLS.bse", lambda x, y: sm.OLS(y, x).fit().bse, DESIGN, LINEAR)
-call("statsmodels.WLS", lambda x, y: sm.WLS(y, x, weights=np.ones(80)).fit().params, DESIGN, LINEAR)
-call("statsmodels.GLS", lambda x, y: sm.GLS(y, x).fit().params, DESIGN, LINEAR)
 call("statsmodels.RLM", lambda x, y: sm.RLM(y, x).fit().params, DESIGN, LINEAR)
-call("statsmodels.QuantReg", lambda x, y: sm.QuantReg(y, x).fit().params, DESIGN, LINEAR)
 call(
     "statsmodels.GLM.binomial",
     lambda x, y: sm.GLM(y, x, family=sm.families.Binomial()).fit().params,
     DESIGN,
     BINARY,
 )
-call(
-    "statsmodels.GLM.poisson",
-    lambda x, y: sm.GLM(y, x, family=sm.families.Poisson()).fit().params,
-    DESIGN,
-    COUNTS,
-)
 call("statsmodels.Logit", lambda x, y: sm.Logit(y, x).fit(disp=0).params, DESIGN, BINARY)
-call("statsmodels.Probit", lambda x, y: sm.Probit(y, x).fit(disp=0).params, DESIGN, BINARY)
 call("statsmodels.ARIMA", lambda t: ARIMA(t, order=(1, 1, 1)).fit().params, WALK)
 call("statsmodels.adfuller", lambda t: tuple(adfuller(t))[:2], WALK)
-call("statsmodels.acf", acf, WALK)
-call("statsmodels.add_constant", sm.add_constant, DESIGN[:, 1:])
 call("statsmodels.lowess", lambda x, y: sm.nonparametric.lowess(y, x), DESIGN[:, 1], LINEAR)
 call(
     "statsmodels.residual",
@@ -607,14 +361,11 @@ call("pandas.result", lambda y: pd.DataFrame({"y": y, "z": np.log(np.abs(y))}), 
 call(
     "pandas.assign", lambda y: pd.DataFrame({"a": np.ones(80)}).assign(b=y).sum().to_numpy(), LINEAR
 )
-call("pandas.qcut", lambda y: pd.qcut(y, 4).codes, LINEAR)
 call("pandas.Index", lambda y: pd.Index(y).get_indexer(y), LINEAR)
 call("pandas.corr", lambda x: pd.DataFrame(x[:, 1:]).corr().to_numpy(), DESIGN)
-call("pandas.ewm", lambda y: pd.Series(y).ewm(span=5).mean().to_numpy(), LINEAR)
 
 GRID = xr.DataArray(DESIGN[:, 1:], dims=("t", "k"))
 call("xarray.argument", lambda d: d.mean("t").to_numpy(), GRID)
 call("xarray.DataArray", lambda x: xr.DataArray(x, dims=("t", "k")).mean("t").to_numpy(), DESIGN)
 call("xarray.result", lambda x: xr.DataArray(x, dims=("t", "k")) * 2, DESIGN)
 call("xarray.with_array", lambda x: (GRID * x[:, 1:]).sum().item(), DESIGN)
-call("xarray.Dataset", lambda x: xr.Dataset({"v": (("t", "k"), x)}).std("t").v.to_numpy(), DESIGN)

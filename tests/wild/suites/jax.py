@@ -3,14 +3,11 @@
 import gc
 import importlib
 import inspect
-import os
 import warnings
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
-
-os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
 
 # Imported here, before the cases are forked; none of them starts JAX.
 import equinox  # noqa: F401
@@ -31,11 +28,10 @@ from tests.wild.rows import LEVELS, YES, Fault, Row, wanted
 
 SUITE = "jax"
 STEPS = 4
-SAMPLE = ["conjugate_gradients", "custom_jvp"]
+SAMPLE = ["conjugate_gradients", "private_gradients"]
 MODULES = (
     "plain",
     "optimizers",
-    "parallel",
     "equinox",
     "haiku_jraph",
     "nnx",
