@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -65,10 +66,16 @@ GROUND = {"events", "errors", "_base"}
 CORE = Path(__file__).parents[1] / "anynan"
 
 
+@cache
+def _parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@cache
 def _imported(path: Path) -> set[str]:
     """Name the modules that a file imports anywhere: in functions, for types, by a string."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(_parsed(path)):
         if isinstance(node, ast.ImportFrom) and node.module == "anynan":
             found |= {name.name for name in node.names}
         elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("anynan."):
@@ -174,7 +181,7 @@ def _complexity(function: ast.AST) -> int:
 def test_no_function_of_the_core_is_too_complex() -> None:
     found = {}
     for path in [*CORE.glob("*.py"), *CORE.glob("_*/**/*.py")]:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(_parsed(path)):
             if isinstance(node, _FUNCTIONS) and (count := _complexity(node)) > MOST:
                 found[f"{path.relative_to(CORE.parent).as_posix()}:{node.name}"] = count
     assert {name: count for name, count in found.items() if count > COMPLEX.get(name, MOST)} == {}

@@ -15,6 +15,7 @@ import pytest
 
 import anynan
 from anynan._cli.commands import main
+from tests.tiers import first
 
 pytest.importorskip("safetensors")
 
@@ -263,6 +264,7 @@ def test_its_headroom_in_a_narrower_dtype(failed: Failed, read: bool) -> None:
     assert str(found["grow"]).startswith("grow: overflows at the top (forward, step ")
 
 
+@pytest.mark.parametrize("failed", first(1, FRAMEWORKS), indirect=True)
 def test_the_bundle_shows_it_again(failed: Failed, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["replay", str(failed.folder / "bundle")]) == 0
     assert "the same operation gives the same Inf here" in capsys.readouterr().out

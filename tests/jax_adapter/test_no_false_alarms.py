@@ -232,6 +232,7 @@ def test_a_step_that_does_not_reproduce_says_so():
     assert "saw other values than the first" in notes
 
 
+@pytest.mark.tier(2)
 def test_pallas_is_opaque_and_its_result_is_read():
     pl = pytest.importorskip("jax.experimental.pallas")
 

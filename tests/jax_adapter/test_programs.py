@@ -192,6 +192,7 @@ def test_the_operation_is_found(name):
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.tier(2)
 def test_results_are_those_of_jit_and_nothing_is_said(name):
     case = CASES[name]
     tracked = anynan.jax.track(case.fn)

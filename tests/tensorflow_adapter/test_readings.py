@@ -8,9 +8,10 @@ import tensorflow as tf
 import anynan
 from anynan.tensorflow.read import readings
 from tests.keras_adapter import models
+from tests.tiers import first
 
 NAN, INF = np.nan, np.inf
-DTYPES = ["float8_e5m2", "float16", "bfloat16", "float32", "float64", "complex64"]
+DTYPES = ["float32", "float16", "float8_e5m2", "bfloat16", "float64", "complex64"]
 SHAPES = [(), (1,), (3,), (40, 3), (2, 3, 300)]
 # One element alone is another case for a sum only, and XLA compiles each by itself.
 FEW = [(), (3,), (2, 3, 300)]
@@ -39,7 +40,7 @@ def filled(shape, dtype, *bad):
     return tf.cast(tf.constant(x), dtype)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", first(2, DTYPES))
 @pytest.mark.parametrize("look", LOOKS)
 def test_a_reading_tells_what_is_bad(look, dtype):
     tensors, expected = [], []
@@ -120,7 +121,9 @@ class Layer(tf.Module):
 
 # A graph folds constants into small tensors; XLA fuses large ones.
 @pytest.mark.parametrize("name", FACTORS)
-@pytest.mark.parametrize(("jit", "shape"), [(False, (2, 2)), (True, (64, 128))])
+@pytest.mark.parametrize(
+    ("jit", "shape"), [(False, (2, 2)), pytest.param(True, (64, 128), marks=pytest.mark.tier(2))]
+)
 def test_an_overflow_through_a_constant_is_not_lost(name, shape, jit):
     layer = Layer(FACTORS[name])
     with anynan.tensorflow.track(layer):
@@ -132,7 +135,7 @@ def test_an_overflow_through_a_constant_is_not_lost(name, shape, jit):
     assert event.operation is not None
 
 
-@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("jit", first(1, [False, True]))
 def test_infs_of_both_signs_are_no_nan(jit):
     layer = Layer(lambda x: 1 / x)
     with anynan.tensorflow.track(layer, action="record") as tracker:
@@ -145,7 +148,7 @@ def test_infs_of_both_signs_are_no_nan(jit):
     assert kinds == [None, "posinf"]
 
 
-@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("jit", first(1, [False, True]))
 def test_limits_of_both_signs_that_are_only_placed_are_no_failure(jit):
     layer = Layer(lambda x: tf.where(x > 0, INF, -INF) + 0 * x)
     with anynan.tensorflow.track(layer) as tracker:
