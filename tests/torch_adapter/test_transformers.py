@@ -33,19 +33,6 @@ class Net(nn.Module):
         return self.where == where and self.training and int(self.seen) == 4
 
 
-class Trainer(transformers.Trainer):
-    def compute_loss(self, model: Any, inputs: Any, **_: Any) -> torch.Tensor:
-        net = self.accelerator.unwrap_model(model)
-        out = model(inputs["x"])
-        loss = out.square().mean()
-        if net.now("loss"):
-            loss = (-1 - loss).log()
-        if net.now("backward"):
-            loss = loss + (out - out).square().sum().sqrt()
-        net.seen += 1
-        return loss
-
-
 FAULTS = {
     "forward": ("", "forward", "divide"),
     "loss": (None, "loss", "log"),
@@ -53,7 +40,20 @@ FAULTS = {
 }
 
 
-def trainer(net: Net, folder: Any, callbacks: Any = (), **arguments: Any) -> Trainer:
+def trainer(net: Net, folder: Any, callbacks: Any = (), **arguments: Any) -> Any:
+    # Here, and not when the tests are collected: what a Trainer imports takes seconds.
+    class Trainer(transformers.Trainer):
+        def compute_loss(self, model: Any, inputs: Any, **_: Any) -> torch.Tensor:
+            net = self.accelerator.unwrap_model(model)
+            out = model(inputs["x"])
+            loss = out.square().mean()
+            if net.now("loss"):
+                loss = (-1 - loss).log()
+            if net.now("backward"):
+                loss = loss + (out - out).square().sum().sqrt()
+            net.seen += 1
+            return loss
+
     chosen = transformers.TrainingArguments(
         str(folder), per_device_train_batch_size=2, num_train_epochs=2, report_to=[],
         save_strategy="no", use_cpu=True, disable_tqdm=True, remove_unused_columns=False,
