@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any, NamedTuple, Unpack
+from typing import Any, Unpack
 
 import torch
 
@@ -18,9 +18,7 @@ from anynan._steps.tracked import Handle, inside, untracked
 from anynan.errors import AnomalyError, AnynanWarning
 from anynan.events import Event
 from anynan.options import ADVANCED, EVERYDAY, Options, TrackOptions, environment, flat
-from anynan.torch.call.discovery import (
-    find_iterators,
-)  # fmt: skip
+from anynan.torch.call.discovery import find_iterators
 from anynan.torch.call.randomstate import RandomState
 from anynan.torch.messages import BATCH_WRITTEN, SEARCH_BEHIND, SEARCH_GUESS, STATE_BAD
 from anynan.torch.private import version
@@ -183,7 +181,7 @@ class _Search:
         )
         # State that is bad before anything ran may be so by design.
         self.meant = {
-            part[:3]: reading_kind(low, high) for part, low, high in _read(_parts(self.objects))
+            part[:3]: reading_kind(low, high) for part, _, low, high in _read(_parts(self.objects))
         }
 
     def watched(
@@ -266,22 +264,22 @@ class _Search:
 
     def look(self, losses: list[Any], index: int, phases: tuple[str, ...]) -> Event | None:
         """Look at the state and the losses; describe the first that is bad."""
-        for part, low, high in _read(p for p in _parts(self.objects, losses) if p.phase in phases):
-            kind = reading_kind(low, high)
-            if kind is None or (self.scaled and part.phase == "backward"):
+        asked = (pair for pair in _parts(self.objects, losses) if pair[0][0] in phases)
+        for part, x, low, high in _read(asked):
+            phase, tensor, weight, buffer = part
+            kind, state = reading_kind(low, high), phase == "optimizer"
+            if kind is None or (self.scaled and phase == "backward"):
                 continue  # a loss scaler makes infinite gradients on purpose
-            if (part.buffer or part.phase == "optimizer") and self.meant.get(part[:3]) == kind:
+            if (buffer or state) and self.meant.get(part[:3]) == kind:
                 continue
-            layer = None if part.weight is None else part.weight.rpartition(".")[0]
+            layer = None if weight is None else weight.rpartition(".")[0]
             # A buffer of -Inf is a mask.
-            phase: Any = "forward" if part.buffer else part.phase
-            judged = self.options.policy.judge(phase, low, high, layer=layer)
+            judged = self.options.policy.weigh(kind, "forward" if buffer else phase, layer)
             if judged is not None and judged[1] == "bad":
-                note = STATE_BAD(part=part.tensor)
                 return Event(
-                    backend="torch", layer=layer, phase=part.phase, kind=judged[0], severity="bad",
-                    step=index, tensor=part.tensor, parameter=part.weight,
-                    summary=measure(part.value), notes=(note,) * (part.phase == "optimizer"),
+                    backend="torch", layer=layer, phase=phase, kind=kind, severity="bad",
+                    step=index, tensor=tensor, parameter=weight, summary=measure(x),
+                    notes=(STATE_BAD(part=tensor),) * state,
                 )  # fmt: skip
         return None
 
@@ -305,48 +303,43 @@ def _versions(batch: Any) -> list[int]:
 # What a step may make bad.
 
 _PHASES = ("loss", "parameter", "backward", "optimizer")
+# Phase, words, the weight that it belongs to, and whether it is a buffer.
+_Part = tuple[Any, str, str | None, bool]
 
 
-class _Part(NamedTuple):
-    """Point at one tensor of a state: its phase, its words, and the weight it belongs to."""
-
-    phase: Any
-    tensor: str
-    weight: str | None
-    value: torch.Tensor
-    buffer: bool = False
-
-
-def _parts(objects: Iterable[Any], losses: Iterable[Any] = ()) -> Iterator[_Part]:
+def _parts(
+    objects: Iterable[Any], losses: Iterable[Any] = ()
+) -> Iterator[tuple[_Part, torch.Tensor]]:
     """Walk losses, weights, gradients, buffers and optimizer states."""
     for loss in losses:
         for name, x in leaves(loss, "loss"):
             if isinstance(x, float):
-                value = torch.tensor(x, dtype=torch.float64, device="cpu")
-                yield _Part("loss", name, None, value)
-            elif isinstance(x, torch.Tensor) and x.numel() == 1:
-                yield _Part("loss", name, None, x)
+                x = torch.tensor(x, dtype=torch.float64, device="cpu")  # noqa: PLW2901
+            if isinstance(x, torch.Tensor) and x.numel() == 1:
+                yield ("loss", name, None, False), x
     names: dict[int, str] = {}
     for model in objects:
         if isinstance(model, torch.nn.Module):
             for name, p in model.named_parameters():
                 names.setdefault(id(p), name)
                 word = name.rpartition(".")[2]
-                yield _Part("parameter", word, name, p)
+                yield ("parameter", word, name, False), p
                 if p.grad is not None:
-                    yield _Part("backward", f"grad of {word}", name, p.grad)
+                    yield ("backward", f"grad of {word}", name, False), p.grad
             for name, buffer in model.named_buffers():
-                yield _Part("parameter", name.rpartition(".")[2], name, buffer, buffer=True)
+                yield ("parameter", name.rpartition(".")[2], name, True), buffer
     for optimizer in objects:
         if isinstance(optimizer, torch.optim.Optimizer):
             for weight, held in optimizer.state.items():
                 for name, x in leaves(held, "state"):
                     if isinstance(x, torch.Tensor):
-                        yield _Part("optimizer", name, names.get(id(weight)), x)
+                        yield ("optimizer", name, names.get(id(weight)), False), x
 
 
-def _read(found: Iterable[_Part]) -> list[tuple[_Part, float, float]]:
+def _read(
+    found: Iterable[tuple[_Part, torch.Tensor]],
+) -> list[tuple[_Part, torch.Tensor, float, float]]:
     """Give both ends of every tensor that can hold something bad; one read for each device."""
-    kept = [(part, x) for part in found if (x := plain(part.value)) is not None]
-    read = all_ends([x for _, x in kept])
-    return [(part, *both) for (part, _), both in zip(kept, read, strict=True)]
+    kept = [(part, x, values) for part, x in found if (values := plain(x)) is not None]
+    read = all_ends([values for _, _, values in kept])
+    return [(part, x, *both) for (part, x, _), both in zip(kept, read, strict=True)]

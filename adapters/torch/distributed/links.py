@@ -92,19 +92,17 @@ class Link:
             LostRankError: If a rank is gone.
             Unlinked: If a rank left or does not come.
         """
-        data = torch.frombuffer(bytearray(json.dumps(fact).encode()), dtype=torch.uint8)
-        sizes = [torch.zeros(1, dtype=torch.int64, device="cpu") for _ in range(self.size)]
-        mine = torch.tensor([data.numel()], dtype=torch.int64, device="cpu")
-        self._run(lambda: self.group.allgather([sizes], [mine]).wait())
-        longest = max(int(size) for size in sizes)
-        padded = torch.zeros(longest, dtype=torch.uint8, device="cpu")
-        padded[: data.numel()] = data
-        parts = [torch.zeros_like(padded) for _ in range(self.size)]
-        self._run(lambda: self.group.allgather([parts], [padded]).wait())
-        return [
-            json.loads(part[: int(size)].numpy().tobytes())
-            for part, size in zip(parts, sizes, strict=True)
-        ]
+        text = json.dumps(fact).encode()
+        size = torch.tensor([len(text)], dtype=torch.int64, device="cpu")
+        sizes = self._all(size)
+        padded = bytearray(text.ljust(max(map(int, sizes))))  # JSON may end in spaces
+        parts = self._all(torch.frombuffer(padded, dtype=torch.uint8))
+        return [json.loads(part.numpy().tobytes()) for part in parts]
+
+    def _all(self, mine: torch.Tensor) -> list[torch.Tensor]:
+        found = [torch.zeros_like(mine) for _ in range(self.size)]
+        self._run(lambda: self.group.allgather([found], [mine]).wait())
+        return found
 
     def close(self, word: str = "left") -> None:
         """Hang up; the ranks that wait for this one are told why."""
