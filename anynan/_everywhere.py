@@ -108,24 +108,25 @@ class Found:
         """End the open steps, and watch no longer."""
         with self._lock:
             while self._trackers:
-                self._trackers[0].remove()
-                tracker = self._trackers.pop(0)
-                self._names.pop(id(tracker), None)
-                self._ended.append(self._seen(tracker)._replace(run=of(tracker)))
-                self._minor.discard(id(tracker))
+                self._end(self._trackers[0], whole=True)
 
     def _let_go(self) -> None:
         """Keep no more than words and events of what is gone."""
         for tracker in list(self._trackers):
             if tracker.fn is None or tracker.judge.adapter is None:
-                tracker.remove()
-                self._trackers.remove(tracker)
-                self._names.pop(id(tracker), None)
-                self._ended.append(self._seen(tracker))
-                self._minor.discard(id(tracker))
+                self._end(tracker, whole=False)
+
+    def _end(self, tracker: Tracked, *, whole: bool) -> None:
+        tracker.remove()
+        self._trackers.remove(tracker)
+        self._ended.append(self._seen(tracker)._replace(run=of(tracker) if whole else None))
+        self._names.pop(id(tracker), None)
+        self._minor.discard(id(tracker))
 
     def _seen(self, tracker: Tracked) -> "_Seen":
-        return _seen(tracker)._replace(minor=id(tracker) in self._minor)
+        line = all_clear(of(tracker)) if len(tracker.history) or tracker.events else ""
+        turns, minor = tracker.judge.record.turns, id(tracker) in self._minor
+        return _Seen(line, tracker.events, turns, tracker.notes, minor=minor)
 
     def _all(self) -> "list[_Seen]":
         with self._lock:
@@ -220,12 +221,6 @@ def _called() -> str:
     code = "" if source is None else source.text[source.column or 0 : source.end_column]
     found = re.match(r"([\w.]+(\[[\w'\"]+\])?)\(", code)
     return "" if found is None else found[1].removeprefix("self.")
-
-
-def _seen(tracker: Tracked) -> _Seen:
-    ran = len(tracker.history) or tracker.events
-    events, turns = tracker.events, tracker.judge.record.turns
-    return _Seen(all_clear(of(tracker)) if ran else "", events, turns, tracker.notes)
 
 
 def spoiled(tracker: Tracked, found: Found) -> None:

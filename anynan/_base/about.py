@@ -24,8 +24,13 @@ def versions(backend: str | None) -> dict[str, str]:
 
 def version_of(module: ModuleType) -> str:
     """Give the version of a package; one without ``__version__`` has it where it was installed."""
+    return str(getattr(module, "__version__", "") or installed(module.__name__) or "unknown")
+
+
+def installed(package: str) -> str:
+    """Give the version of a package as it was installed, empty if it was not."""
     from importlib import metadata
 
     with suppress(metadata.PackageNotFoundError):
-        return str(getattr(module, "__version__", "") or metadata.version(module.__name__))
-    return "unknown"
+        return metadata.version(package)
+    return ""

@@ -7,10 +7,9 @@ import platform
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from importlib import metadata
 from typing import Any
 
-from anynan._base.about import ADAPTERS, __version__
+from anynan._base.about import ADAPTERS, __version__, installed
 from anynan._cli.statuses import BAD, FINE
 
 # Each framework is asked in a process of its own: one that crashes or hangs is a line too.
@@ -49,7 +48,7 @@ def run(_: argparse.Namespace) -> int:
     print(f"anynan {__version__}, Python {platform.python_version()}, {platform.platform()}")
     set_to = os.environ.get("ANYNAN")
     _say("ANYNAN", "not set" if set_to is None else f"{set_to!r} overrides every action")
-    _say("numpy", f"{_version('numpy')}, array-api-compat {_version('array-api-compat')}")
+    _say("numpy", f"{installed('numpy')}, array-api-compat {installed('array-api-compat')}")
     _say("", "watched: functions over arrays, and single arrays")
     status = FINE
     with ThreadPoolExecutor() as pool:  # each waits for a process
@@ -57,20 +56,13 @@ def run(_: argparse.Namespace) -> int:
             for i, line in enumerate(lines):
                 _say(name if i == 0 else "", line)
             status = status if works else BAD
-    readers = [f"{name} {_version(name) or 'not installed'}" for name in _READERS]
+    readers = [f"{name} {installed(name) or 'not installed'}" for name in _READERS]
     _say("scan", ", ".join(readers))
     return status
 
 
 def _say(name: str, text: str) -> None:
     print(f"  {name.ljust(11)} {text}", flush=True)
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 def _asked(name: str) -> tuple[list[str], bool]:

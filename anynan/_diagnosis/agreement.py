@@ -13,6 +13,8 @@ from anynan.events import Kind, Phase
 
 # Magnitudes this much below the largest of the run may be what is left of a cancellation.
 _NOISE = 1e-3
+# How far finite magnitudes may be apart: kernels need not be deterministic.
+_FACTOR = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,6 @@ def divergence(
     passed: list[CheckedPoint],
     *,
     ends: bool = False,
-    factor: float = 2.0,
 ) -> str | None:
     """Say where a replay parted from the first run, None where it did not.
 
@@ -70,7 +71,6 @@ def divergence(
         reading: The bad one among them.
         passed: What the replay passed, in order; empty where the adapter does not say.
         ends: Whether of the first run only the ends were read (``level="step"``).
-        factor: How far finite magnitudes may be apart: kernels need not be deterministic.
 
     Returns:
         A clause that completes "the second run saw other values than the first: ...".
@@ -93,7 +93,7 @@ def divergence(
                 said = _changed(group[0], place)
             last = failing in group and place.kind == failing.kind
         elif at < len(group):
-            said = _differs(group[at], place, factor, largest)
+            said = _differs(group[at], place, largest)
             last = group[at] is failing
         # Behind the failing reading the first run was not read any more; a second run does not
         # say when it passes a weight's gradient.
@@ -121,11 +121,11 @@ def _first_run(
     return first
 
 
-def _differs(row: CheckedPoint, place: CheckedPoint, factor: float, largest: float) -> str | None:
+def _differs(row: CheckedPoint, place: CheckedPoint, largest: float) -> str | None:
     """Say how a place was read in two runs, None where both saw the same."""
     if row.kind != place.kind:
         return _changed(row, place)
-    if row.kind is None and _apart(_size(row), _size(place), factor, largest):
+    if row.kind is None and _apart(_size(row), _size(place), largest):
         return f"{_where(place)} reached {_size(row):.4g} and then {_size(place):.4g}"
     return None
 
@@ -157,11 +157,11 @@ def _size(place: CheckedPoint) -> float:
     return size if math.isfinite(size) else 0.0
 
 
-def _apart(a: float, b: float, factor: float, largest: float) -> bool:
+def _apart(a: float, b: float, largest: float) -> bool:
     if not a or not b:  # not read, or nothing there
         return False
     small, large = sorted((a, b))
-    return large > factor * small and large > _NOISE * largest
+    return large > _FACTOR * small and large > _NOISE * largest
 
 
 def _said(place: CheckedPoint) -> str:

@@ -44,9 +44,7 @@ def numbers_in(dtype: str, shape: tuple[int, ...]) -> int:
     return math.prod(shape) * (2 if dtype in PAIRS else 1)
 
 
-def stretch(
-    path: str, offset: int, count: int, dtype: str, *, swapped: bool = False
-) -> Iterator[Bits]:
+def stretch(path: str, offset: int, count: int, dtype: str) -> Iterator[Bits]:
     """Read numbers that lie one after the other in a file.
 
     Args:
@@ -54,14 +52,13 @@ def stretch(
         offset: Where they begin.
         count: How many there are.
         dtype: What they are.
-        swapped: The highest byte comes first.
 
     Raises:
         UnreadableError: If the file ends before.
     """
     with open(path, "rb", buffering=0) as file:
         file.seek(offset)
-        yield from stream(file, count, dtype, swapped=swapped)
+        yield from stream(file, count, dtype)
 
 
 def stream(file: Any, count: int, dtype: str, *, swapped: bool = False) -> Iterator[Bits]:

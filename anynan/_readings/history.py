@@ -245,15 +245,9 @@ class History(Shown):
             points = [point for point in points if point[0] == (2 * bounds > len(points))]
         return tuple((step, value) for _, step, value in points)
 
-    def trains(self, sites: list[Site], upto: int = 50) -> bool:
-        """Tell whether gradients or updates of weights were read in the last steps.
-
-        Args:
-            sites: What was read in the open step.
-            upto: How many steps are looked at.
-        """
-        with self._lock:
-            read = [sites, *(entry.sites for entry in list(self._entries)[-upto:])]
+    def trains(self, sites: list[Site]) -> bool:
+        """Tell whether gradients or updates of weights were read here, or in the last steps."""
+        read = [sites, *(entry.sites for entry in self.entries()[-50:])]
         return any(
             site.phase == "backward" or (site.phase == "optimizer" and not site.buffer)
             for step in read

@@ -62,7 +62,6 @@ Row = tuple[str, tuple[str, ...]]
 def render(
     event: Event,
     *,
-    calls: int | None = None,
     here: int | None = None,
     which: bool = False,
     width: int | None = None,
@@ -71,14 +70,13 @@ def render(
 
     Args:
         event: What happened.
-        calls: How often the layer was called in this step, to print ``call 2 of 3``.
         here: Rank that prints this. The event of another rank is told in short, since that
             rank prints the whole.
         which: Say which model it is about: several are tracked.
         width: Columns; by default those of the terminal that messages go to, 60 to 100.
     """
     try:
-        lines = _lines(printable(event), calls, here, which=which, width=width or columns())
+        lines = _lines(printable(event), here, which=which, width=width or columns())
         return "\n".join(line for _, line in lines).rstrip()
     except Exception as error:  # noqa: BLE001  what was found must not be lost
         place = f"{event.kind} in {printed(event.layer or event.tensor)} at step {event.step}"
@@ -95,11 +93,10 @@ def columns() -> int:
 
 
 def _lines(
-    event: Event, calls: int | None = None, here: int | None = None, *, which: bool = False,
-    width: int = WIDTH,
-) -> list[tuple[str, str]]:  # fmt: skip
+    event: Event, here: int | None = None, *, which: bool = False, width: int = WIDTH
+) -> list[tuple[str, str]]:
     """Lay the report out: every line of it, with the label that it stands under."""
-    title, found = headline(event), _rows(event, calls, width)
+    title, found = headline(event), list(_rows(event, width))
     if which and event.target:
         what, _, name = event.target.partition(" ")
         found.insert(0, (what, (name,)))
@@ -166,20 +163,15 @@ def folded(events: Iterable[Event], *, which: bool = False) -> list[str]:
     return lines
 
 
-def render_rich(event: Event, *, calls: int | None = None) -> "Text":
-    """Return the report as rich text, lightly coloured: print it with ``soft_wrap``.
-
-    Args:
-        event: What happened.
-        calls: How often the layer was called in this step.
-    """
+def render_rich(event: Event) -> "Text":
+    """Return the report as rich text, lightly coloured: print it with ``soft_wrap``."""
     from rich.text import Text
 
     event = printable(event)
     styles = {"layer": "bold", "op": "bold", "cause": "bold", "fix": "green"}
     alarm = "bold red" if event.severity == "bad" and event.expected is None else "bold yellow"
     text, titled = Text(), False
-    for label, line in _lines(event, calls, width=columns()):
+    for label, line in _lines(event, width=columns()):
         titled = titled or not line
         start = _INDENT + len(label) if label and line[_INDENT:].startswith(label) else 0
         text.append(line[:start], "dim" if label else "")
@@ -321,17 +313,13 @@ def _weight(event: Event) -> str:
 # Rows.
 
 
-def _rows(event: Event, calls: int | None, width: int) -> list[Row]:
-    return list(_each_row(event, calls, width))
-
-
-def _each_row(event: Event, calls: int | None, width: int) -> Iterator[Row]:
+def _rows(event: Event, width: int) -> Iterator[Row]:
     cause = event.cause
     in_layer = event.layer or not (_outside(event) or event.phase in ("value", "input"))
     if in_layer:
-        yield "layer", (_layer(event.layer) + _call(event, calls),)
+        yield "layer", (_layer(event.layer) + _call(event),)
     yield from _subject(event, width)
-    evidence = yield from _made_by(event, width, "" if in_layer else _call(event, None))
+    evidence = yield from _made_by(event, width, "" if in_layer else _call(event))
     if event.then is not None:
         yield "then", _operation(event.then, event, width, note="made NaN of it")
     # What the tensor's own row says is not said twice.
@@ -397,7 +385,7 @@ def _further(nth: str, fault: Event, width: int, *, more: bool) -> Iterator[Row]
     """Tell of a fault that was left when those before it were repaired."""
     yield nth, (f"{_KINDS.get(fault.kind, fault.kind)} {_place(fault)}",)
     tried = fault.tried
-    rows = _each_row(fault, None, width)
+    rows = _rows(fault, width)
     yield from ((label, texts) for label, texts in rows if label != "tried")
     if tried is not None:
         yield "tried", (_trial(fault, tried, nth, more=more),)
@@ -462,10 +450,8 @@ def _layer(layer: str | None) -> str:
     return layer or "(the model itself)"
 
 
-def _call(event: Event, calls: int | None) -> str:
-    parts = []
-    if event.call or (calls or 0) > 1:
-        parts.append(f"call {event.call + 1}" + ("" if calls is None else f" of {calls}"))
+def _call(event: Event) -> str:
+    parts = [f"call {event.call + 1}"] if event.call else []
     if event.iteration is not None:
         parts.append(f"iteration {event.iteration}")
     return f"  ({', '.join(parts)})" if parts else ""

@@ -9,7 +9,7 @@ from typing import Any
 
 from anynan._apps.bundle.bundle import SCRIPT, Bundle
 from anynan._apps.bundle.script import TENSORS, results
-from anynan._base.about import versions
+from anynan._base.about import installed, versions
 from anynan.events import Event
 
 SECONDS = 300
@@ -99,17 +99,11 @@ def _told(item: dict[str, Any]) -> str:
 
 def _apart(bundle: Bundle) -> str:
     """Say what is not the same here."""
-    here = versions(None)
-    from importlib import metadata
-
-    try:
-        here[bundle.framework] = metadata.version(bundle.framework)
-    except metadata.PackageNotFoundError:
-        here.pop(bundle.framework, None)
+    here = {**versions(None), bundle.framework: installed(bundle.framework)}
     other = [
         f"{name} was {text} and is {here[name]}"
         for name, text in bundle.versions.items()
-        if name in here and here[name] != text
+        if here.get(name) and here[name] != text
     ]
     output = None if bundle.event.operation is None else bundle.event.operation.output
     if output is not None and output.device not in ("", "cpu"):

@@ -1,56 +1,41 @@
 """Save the failing call: the first one where ``save=`` asks for it, or the last one by hand."""
 
 import os
-from typing import Any, Protocol
 
 from anynan._apps.bundle.messages import BUNDLE_UNSAVED
 from anynan._base.folders import free, refuse_full
 from anynan._calls.collector import LIMIT, Collector
 from anynan._diagnosis.evidence import ReplayError
 from anynan._readings.readings import Reading
+from anynan._steps.subject import Subject
 from anynan.errors import reason
 from anynan.events import Event
-
-
-class Source(Protocol):
-    """What is tracked, and what runs its calls again."""
-
-    @property
-    def options(self) -> Any:
-        """Give what the user asked for."""
-
-    @property
-    def adapter(self) -> Any:
-        """Give the adapter."""
-
-    def signed(self, event: Event) -> Event:
-        """Name in an event what is tracked."""
 
 
 class Saver:
     """Listen to what is found, and keep the last of it for a bundle."""
 
-    def __init__(self, source: Source) -> None:
-        self._source = source
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
         self._last: tuple[Reading, Event] | None = None
         self._saved = False
 
     def __call__(self, reading: Reading, event: Event) -> tuple[str, ...]:
         """Save the first event, if ``save=`` asks for it; note where, or why not."""
         self._last = reading, event
-        folder = self._source.options.save
+        folder = self._subject.options.save
         if folder is None or self._saved:
             return ()
         self._saved = True
         return (self._save_first(os.fspath(folder), reading, event),)
 
     def _save_first(self, folder: str, reading: Reading, event: Event) -> str:
-        rank = self._source.adapter.rank()
+        rank = self._subject.adapter.rank()
         folder = free(folder + (f".rank{rank}" if rank else ""))
         found = Collector(event, LIMIT)
         try:
             try:
-                self._source.adapter.capture(reading, found)
+                self._subject.adapter.capture(reading, found)
             except ReplayError as error:
                 found.notes.append(str(error))
             self._write(folder, event, found)
@@ -67,7 +52,7 @@ class Saver:
         reading, event = self._last
         found = Collector(event, limit)
         try:
-            self._source.adapter.capture(reading, found)
+            self._subject.adapter.capture(reading, found)
         except ReplayError as error:
             msg = (
                 f"save(): {error}. Give track() save=folder, or call save() from an action, "
@@ -81,4 +66,4 @@ class Saver:
 
         if event.operation is not None and found.call is None:
             found.notes.append("a second run did not come to the operation that the event names")
-        save(folder, self._source.signed(event), found, self._source.adapter.dialect)
+        save(folder, self._subject.signed(event), found, self._subject.adapter.dialect)

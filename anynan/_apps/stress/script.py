@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-STEP, HUNT, ENDED = "__anynan_step__", "__anynan_hunt__", "__anynan_ended__"
+STEP, HUNT = "__anynan_step__", "__anynan_hunt__"
 _GIVEN = "_of_the_loop"  # the ending of parameters that stand for the loop's own names
 _LOOPS = (ast.For, ast.While)
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
@@ -97,25 +97,19 @@ def _replace(loop: Any, function: Any) -> None:
 class _Ends(ast.NodeTransformer):
     """Have ``break``, ``continue`` and ``return`` of a loop's body end the step."""
 
+    _inner = False  # whether it is in a loop inside of that
+
     def visit(self, node: ast.AST) -> Any:
         """Change what ends the loop's body; what ends an inner loop stays."""
-        if isinstance(node, ast.Break | ast.Continue | ast.Return):
+        own = isinstance(node, ast.Break | ast.Continue) and not self._inner
+        if own or isinstance(node, ast.Return):
             return ast.copy_location(ast.Return(None), node)
         if isinstance(node, _SCOPES):
             return node
-        if isinstance(node, _LOOPS):
-            return _Returns().visit(node)
-        return self.generic_visit(node)
-
-
-class _Returns(ast.NodeTransformer):
-    """Have a ``return`` inside of an inner loop end the step."""
-
-    def visit(self, node: ast.AST) -> Any:
-        """Change it."""
-        if isinstance(node, ast.Return):
-            return ast.copy_location(ast.Return(None), node)
-        return node if isinstance(node, _SCOPES) else self.generic_visit(node)
+        before, self._inner = self._inner, self._inner or isinstance(node, _LOOPS)
+        changed = self.generic_visit(node)
+        self._inner = before
+        return changed
 
 
 def _assigned(body: Sequence[ast.AST]) -> Iterator[str]:
