@@ -150,7 +150,7 @@ class Written(keras.layers.Layer):
 
 @pytest.mark.parametrize(
     ("how", "run"),
-    [("scalar", "fit"), ("table", "predict"), ("closure", "call"), ("where", "fit")],
+    [("table", "predict"), ("closure", "call"), ("where", "fit")],
 )
 def test_nan_that_the_code_writes_is_no_batch(how, run):
     model = models.compiled(models.functional(Written(how)))

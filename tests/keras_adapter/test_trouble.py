@@ -1,15 +1,11 @@
 """Bad input, trouble, and what tracking leaves behind."""
 
-import copy
-
 import keras
-import numpy as np
 import pytest
 import tensorflow as tf
 
 import anynan
 from anynan.tensorflow.session.seams import SEAMS
-from tests.flat import split
 from tests.keras_adapter import models
 from tests.keras_adapter.models import Log, Root, compiled, data, zero
 
@@ -43,50 +39,10 @@ def test_remove_restores_every_class():
     assert not SEAMS.layers
 
 
-@pytest.mark.filterwarnings("ignore:__array__ implementation")  # Keras's own, in deepcopy
-def test_copies_saving_and_checkpoints_know_nothing_of_it(tmp_path):
-    layers = [keras.Input((4,)), keras.layers.Dense(4), keras.layers.Dense(1)]
-    model = compiled(keras.Sequential(layers))
-    names = [weight.path for weight in model.weights]
-    with anynan.keras.track(model) as tracker:
-        model.fit(*data(), verbose=0)
-        clone = keras.models.clone_model(model)
-        twin = copy.deepcopy(model)
-        model.save_weights(tmp_path / "model.weights.h5")
-        tf.train.Checkpoint(model=model).save(tmp_path / "checkpoint")
-        seen = len(tracker.history)
-        clone(np.ones((1, 4)))
-        twin(np.ones((1, 4)))
-        assert len(tracker.history) == seen
-    assert [weight.path for weight in model.weights] == names
-    found = tf.train.list_variables(str(tmp_path / "checkpoint-1"))
-    assert not any("anynan" in name for name, _ in found)
-
-
-def test_tracking_twice_is_refused():
+def test_a_statistic_that_is_not_there_is_refused():
     model = models.functional(keras.layers.Dense(4, name="inner"))
-    message = "is tracked already, by <anynan.Tracker watching"
-    with anynan.keras.track(model), pytest.raises(ValueError, match=message):
-        anynan.tensorflow.track(model)
-    with anynan.keras.track(model):
-        pass
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"exclude": "blok"}, "exclude='blok' matches no layer; did you mean 'block'"),
-        (
-            {"stats": ("mean",)},
-            "Advanced(stats=('mean',)): for TensorFlow there are only absmax, min, max so far",
-        ),
-    ],
-)
-def test_options_are_checked(options, message):
-    model = models.functional(keras.layers.Dense(4, name="inner"))
-    with pytest.raises((TypeError, ValueError)) as caught:
-        anynan.keras.track(model, **split(options))
-    assert message in str(caught.value)
+    with pytest.raises(ValueError, match="for TensorFlow there are only absmax, min, max so far"):
+        anynan.keras.track(model, advanced=anynan.Advanced(stats=("mean",)))
 
 
 def test_what_is_no_model_is_refused():

@@ -37,6 +37,7 @@ def fail(folder: Path, model, x, loss=torch.sum, **options) -> anynan.Event:
     return caught.value.event
 
 
+@pytest.mark.tier(2)
 def test_a_forward_operation(tmp_path, x):
     fail(tmp_path / "b", Net(lambda y: torch.log(y - 100)), x)
     script, outcome = again(tmp_path / "b")

@@ -288,6 +288,7 @@ def test_a_capture_of_another_process_is_compared(model: Net, x: torch.Tensor, t
     assert found.place.layer == "blocks.1.norm"
 
 
+@pytest.mark.tier(2)
 def test_compiled_code_is_compared_at_its_ends(model: Net, x: torch.Tensor) -> None:
     compiled = torch.compile(copy.deepcopy(model), backend="aot_eager")
     found = anynan.compare(model, compiled, x)

@@ -47,6 +47,7 @@ def test_unread_rows_of_a_thread_that_ended(read: Any) -> None:
         tracker.remove()
 
 
+@pytest.mark.tier(2)
 def test_unread_rows_at_interpreter_exit() -> None:
     code = """
         import anynan, torch

@@ -95,6 +95,7 @@ def test_a_training_step_is_sought_on_what_it_reaches_and_after_training_on(fixe
     assert all("after training on for 1 step" in str(finding) for finding in findings)
 
 
+@pytest.mark.tier(2)
 def test_everything_is_afterwards_as_it_was() -> None:
     model = Directions()
     optimizer = torch.optim.Adam(model.parameters())

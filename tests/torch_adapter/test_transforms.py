@@ -1,5 +1,6 @@
 """Traced graphs and function transforms: no check inside, the right result, and it is said."""
 
+import itertools
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -88,8 +89,13 @@ GRAPHS: dict[Callable[[nn.Module], Any], str | None] = {
 }
 
 
-@pytest.mark.parametrize("make", GRAPHS)
-@pytest.mark.parametrize("read", ["immediate", "end"])
+@pytest.mark.parametrize(
+    ("make", "read"),
+    [
+        pytest.param(make, read, marks=[pytest.mark.tier(2)] if make is strict_export else [])
+        for make, read in zip(GRAPHS, itertools.cycle(["immediate", "end"]), strict=False)
+    ],
+)
 def test_a_traced_graph_has_no_check(make: Callable[[nn.Module], Any], read: Any) -> None:
     plain = make(net())
     model = net()
@@ -145,8 +151,9 @@ TRANSFORMS: dict[str, Callable[[nn.Module], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", TRANSFORMS)
-@pytest.mark.parametrize("read", ["immediate", "end"])
+@pytest.mark.parametrize(
+    ("name", "read"), zip(TRANSFORMS, itertools.cycle(["immediate", "end"]), strict=False)
+)
 def test_a_function_transform_is_said_once(name: str, read: Any) -> None:
     plain = TRANSFORMS[name](net())
     model = net()
@@ -194,12 +201,13 @@ BY_FORWARD = ("jvp", "jacfwd", "hessian")
 @pytest.mark.filterwarnings(
     "ignore:anynan. the model's layers are not read inside a function transform"
 )
-@pytest.mark.parametrize("level", ["step", "layer", "operation"])
 @pytest.mark.parametrize(
-    ("kind", "name"),
+    ("kind", "name", "level"),
     [
-        *((Ratio, name) for name in STEPS),
-        *((Length, name) for name in STEPS if name != "vmap"),
+        (kind, name, ("step", "layer", "operation")[(at + nth) % 3])
+        for at, kind in enumerate((Ratio, Length))
+        for nth, name in enumerate(STEPS)
+        if (kind, name) != (Length, "vmap")
     ],
 )
 def test_a_step_runs_again_inside_its_transforms(kind: type[Ratio], name: str, level: Any) -> None:

@@ -117,10 +117,14 @@ def test_what_no_optimizer_holds_was_not_written_by_one() -> None:
     assert event.since is not None
 
 
-@pytest.mark.parametrize("fault", ["input", "forward", "backward"])
-@pytest.mark.parametrize("read", ["auto", "end"])
-@pytest.mark.parametrize("tracked", ["model", "step"])
-@pytest.mark.parametrize("parameters", [False, True])
+@pytest.mark.parametrize(
+    ("fault", "read", "tracked", "parameters"),
+    [
+        ("input", "auto", "model", False), ("input", "end", "step", True),
+        ("forward", "auto", "step", True), ("forward", "end", "model", False),
+        ("backward", "auto", "model", True), ("backward", "end", "step", False),
+    ],
+)  # fmt: skip
 def test_what_follows_from_an_update_that_went_through(
     fault: str, read: Any, tracked: str, *, parameters: bool
 ) -> None:

@@ -113,7 +113,7 @@ class Run:
         {"read": "end"},
         {"read": 3},
         {"parameters": True, "stats": ("mean", "rms", "norm")},
-        {"level": "operation"},
+        pytest.param({"level": "operation"}, marks=pytest.mark.tier(2)),
         {"scaled": True},
     ],
     ids=str,

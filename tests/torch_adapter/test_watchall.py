@@ -227,7 +227,7 @@ def as_run() -> Iterator[Found]:
     yield from watched(action="warn", level="step")
 
 
-@pytest.mark.slow
+@pytest.mark.tier(2)
 @pytest.mark.parametrize("how", ["model", "method", "function", "argument"])
 @pytest.mark.parametrize(("watching", "layers"), [("found", "5 layers"), ("as_run", "")])
 def test_what_is_compiled_is_watched_without_a_graph_break(
