@@ -1,8 +1,5 @@
 """What only Keras on JAX has: state that is given away, programs, functions of one's own."""
 
-import gc
-import weakref
-
 import jax
 import keras
 import numpy as np
@@ -28,15 +25,6 @@ def test_several_batches_at_once():
     found, tracker = run(track=True)
     same(found, run(track=False)[0])
     assert len(tracker.history) == 6
-
-
-def test_a_small_state_is_there_for_a_second_run():
-    model = compiled(Log(name="inner"))
-    zero(model)
-    with anynan.keras.track(model, action="record") as tracker:
-        model.train_on_batch(*data())
-    (event,) = [event for event in tracker.events if event.severity == "bad"][:1]
-    assert event.operation.name == "log"
 
 
 def test_a_state_of_more_than_4_mib_is_kept_where_there_is_memory_for_it(monkeypatch):
@@ -179,17 +167,6 @@ def test_two_devices():
         keras.distribution.set_distribution(None)
     assert caught.value.event.layer == "block.inner"
     assert caught.value.event.operation.source.line == line(models.__file__, "bad log")
-
-
-def test_nothing_is_kept_alive():
-    model = compiled(Root(name="inner"))
-    positive(model)
-    anynan.keras.track(model)
-    model(data()[0])
-    ref = weakref.ref(model)
-    del model
-    gc.collect()
-    assert ref() is None
 
 
 def test_plain_calls_run_as_they_are():

@@ -92,20 +92,6 @@ def test_jit_compile_is_said_and_watched():
     assert model.predict_function is function
 
 
-def test_nothing_is_kept_alive():
-    import gc
-    import weakref
-
-    model = compiled(Root(name="inner"))
-    positive(model)
-    anynan.keras.track(model)
-    model.fit(*data(), verbose=0)
-    ref = weakref.ref(model)
-    del model
-    gc.collect()
-    assert ref() is None
-
-
 def test_recurrent_layer():
     inputs = keras.Input((5, 2))
     x = keras.layers.SimpleRNN(3, name="rnn")(inputs)

@@ -248,7 +248,9 @@ def run_fault(it: Fault, mode: str) -> Event:
 
 
 CASES = [
-    pytest.param(it, mode, id=f"{it.body.__name__}-{mode}") for it in FAULTS for mode in it.modes
+    pytest.param(it, mode, id=f"{it.body.__name__}-{mode}")
+    for at, it in enumerate(FAULTS)
+    for mode in [it.modes[at % len(it.modes)]]
 ]
 
 

@@ -241,17 +241,6 @@ def test_a_weight_that_is_replaced_is_looked_at_where_it_is_now() -> None:
     assert [event.operation.name for event in program.tracker.events] == ["divide", "log"]
 
 
-def test_skip_goes_on_dropping_the_updates_of_bad_weights() -> None:
-    program = Program("weight", model=False, action="skip")
-    program.clean()
-    program.fail()
-    other = program.model[0].weight.clone()
-    program.clean()
-    program.clean()
-    assert torch.equal(program.model[0].weight, other)
-    assert len(program.tracker.events) == 1
-
-
 # What came in bad, and was dealt with inside.
 
 

@@ -440,20 +440,6 @@ def test_gradients_that_no_optimizer_takes_are_judged(way: str, read: Any) -> No
     assert not model[1].weight._backward_hooks
 
 
-def test_a_bad_update_by_hand_that_went_through_is_told_once() -> None:
-    model = nn.Sequential(nn.Linear(2, 2), Scale(), nn.Softplus())
-
-    def step(x: torch.Tensor) -> torch.Tensor:
-        loss = model(x).sum()
-        HANDS["set to None"](model, loss)
-        return loss.detach()
-
-    tracker = anynan.torch.track(step, action="record")
-    for _ in range(3):
-        tracker(torch.ones(2, 2))
-    assert len(bad(tracker)) == 1
-
-
 def test_an_optimizer_that_comes_late_takes_the_hooks_off_the_weights() -> None:
     model = nn.Linear(2, 2)
     optimizers: list[torch.optim.Optimizer] = []
@@ -527,14 +513,6 @@ def test_the_level_falls_again_where_nothing_comes_back(monkeypatch: pytest.Monk
     tracker(torch.ones(2, 2))
     assert inside(tracker).judge.level == "layer"
     assert any("did not come back in 2 steps" in remark for remark in tracker.notes)
-
-
-def test_the_level_stays_where_the_program_stops() -> None:
-    model = nn.Sequential(nn.Linear(2, 2), Odd(nan_forward))
-    tracker = anynan.torch.track(model)
-    with pytest.raises(anynan.NonFiniteError):
-        model(torch.ones(2, 2))
-    assert inside(tracker).judge.level == "layer"
 
 
 # A model that the program drops while its loss is still to be run backward.

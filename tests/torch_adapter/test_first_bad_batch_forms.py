@@ -14,7 +14,7 @@ from anynan._steps.tracked import inside
 from anynan.torch import first_bad_batch
 from anynan.torch.update import updates
 from tests.flat import split
-from tests.torch_adapter.training import assert_same, everything, seed
+from tests.torch_adapter.training import assert_same
 from tests.torch_adapter.trainings import SPOILED, Training, batches, every_interval
 
 pytestmark = pytest.mark.tier(2)
@@ -172,41 +172,6 @@ def test_a_model_out_of_sight_is_given_as_state() -> None:
         )
         assert (found.index, found.event.layer) == (SPOILED, "state.0.marked.fault")
         assert_same(before["weights"], run.state()["weights"])
-
-
-@every_interval
-def test_a_compiled_model(every: int) -> None:
-    class Logs(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first = nn.Linear(4, 4)
-            self.last = nn.Linear(4, 2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = self.last(torch.log(self.first(x).exp() - 1e6 * (x[0, 0] == 7)))
-            return out
-
-    seed()
-    model = Logs()
-    compiled = torch.compile(model, backend="aot_eager")
-    optimizer = torch.optim.AdamW(model.parameters())
-
-    def step(x: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss: Tensor = compiled(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    for x in batches(None)[:2]:
-        step(x)
-    before = everything([model], [optimizer])
-    found = first_bad_batch(step, batches(), every=every)
-    assert (found.index, found.event.operation.name) == (SPOILED, "log")
-    assert_same(before, everything([model], [optimizer]))
-    assert not any(module._forward_hooks for module in model.modules())
-    step(batches(None)[0])
-    torch._dynamo.reset()
 
 
 def test_a_weight_that_is_bad_already() -> None:

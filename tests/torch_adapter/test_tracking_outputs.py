@@ -9,7 +9,7 @@ from torch import nn
 
 import anynan
 from anynan import NonFiniteError
-from tests.torch_adapter.faults import Net, bad, batch, train
+from tests.torch_adapter.faults import Net, bad, batch
 
 # Shapes of inputs and outputs.
 
@@ -185,18 +185,6 @@ def test_reentrant_module() -> None:
     assert event.operation.name == "log"
     assert tracker.history.steps() == [0]
     assert len([r for r in tracker.history if r.phase == "input"]) == 1
-
-
-def test_frozen_parameters() -> None:
-    model = Net("backward")
-    model.first.requires_grad_(False)
-    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
-    with anynan.torch.track(model) as tracker:
-        for _ in range(3):
-            train(model, optimizer)
-    assert tracker.history.steps() == [0, 1, 2]
-    parameters = {r.site.parameter for r in tracker.history} - {None}
-    assert parameters == {"last.weight", "last.bias"}
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])

@@ -12,26 +12,6 @@ import anynan
 from tests.torch_adapter.faults import Net, bad, batch, train
 
 
-def test_several_models_in_one_process() -> None:
-    one, two = Net(), Net()
-    first = anynan.torch.track(one, action="record")
-    second = anynan.torch.track(two, action="record")
-    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (one, two)]
-    for model, optimizer in zip((one, two), optimizers, strict=True):
-        train(model, optimizer)
-    train(two, optimizers[1])
-    assert (first.history.steps(), second.history.steps()) == ([0], [0, 1])
-    two.fault.armed = True
-    train(one, optimizers[0])
-    train(two, optimizers[1])
-    assert not first.events
-    assert [event.step for event in bad(second)] == [2]
-    first.remove()
-    two.fault.armed = False
-    train(two, optimizers[1])  # the other one's optimizer hooks are still there
-    assert second.history.steps()[-1] == 3
-
-
 def test_a_tracked_step_with_a_tracked_model_reports_once() -> None:
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -152,7 +152,7 @@ TRANSFORMS: dict[str, Callable[[nn.Module], Any]] = {
 
 
 @pytest.mark.parametrize(
-    ("name", "read"), zip(TRANSFORMS, itertools.cycle(["immediate", "end"]), strict=False)
+    ("name", "read"), list(zip(TRANSFORMS, itertools.cycle(["immediate", "end"]), strict=False))
 )
 def test_a_function_transform_is_said_once(name: str, read: Any) -> None:
     plain = TRANSFORMS[name](net())
