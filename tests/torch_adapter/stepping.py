@@ -17,6 +17,10 @@ class Net(nn.Module):
         return self.last(self.fault(self.first(x)).tanh())
 
 
+def small() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), Fault(), nn.Linear(8, 2))
+
+
 def batch(rows: int = 3) -> torch.Tensor:
     return torch.randn(rows, 4)
 
@@ -30,10 +34,14 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.1)
 
 
-def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def train(
+    model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor | None = None
+) -> torch.Tensor:
+    loss: torch.Tensor = model(batch() if x is None else x).square().mean()
     optimizer.zero_grad()
-    loss_of(model).backward()
+    loss.backward()
     optimizer.step()
+    return loss
 
 
 def snapshot(model: nn.Module) -> list[torch.Tensor]:
@@ -42,3 +50,13 @@ def snapshot(model: nn.Module) -> list[torch.Tensor]:
 
 def same(before: list[torch.Tensor], model: nn.Module) -> bool:
     return all(torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
+
+
+def hooks_on(model: nn.Module) -> int:
+    return sum(
+        len(held)
+        for module in model.modules()
+        for name, held in vars(module).items()
+        if name.endswith(("_hooks", "_hooks_with_kwargs", "_hooks_always_called"))
+        and isinstance(held, dict)
+    )

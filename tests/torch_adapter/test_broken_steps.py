@@ -10,8 +10,8 @@ from torch import nn
 import anynan
 from anynan import NonFiniteError
 from tests.flat import split
+from tests.torch_adapter.stepping import small
 from tests.torch_adapter.training import Fault
-from tests.torch_adapter.vows import small
 
 # Never silently blind.
 

@@ -21,8 +21,8 @@ from torch import nn
 import anynan
 from anynan._steps.tracked import inside
 from tests.flat import split
+from tests.torch_adapter.stepping import small
 from tests.torch_adapter.training import assert_same, live_tensors
-from tests.torch_adapter.vows import small
 
 # Nothing kept alive.
 

@@ -6,7 +6,8 @@ import torch
 import anynan
 from anynan import NonFiniteError
 from anynan.torch.update import updates
-from tests.torch_adapter.faults import Net, bad, batch, hooks_on, train
+from tests.torch_adapter.stepping import Net, batch, hooks_on, train
+from tests.torch_adapter.training import bad
 
 # The forms of track.
 
@@ -15,7 +16,7 @@ def test_with_block_watches_and_then_removes() -> None:
     model = Net()
     with anynan.torch.track(model) as tracker, torch.no_grad():
         model(batch())
-        model.fault.armed = True
+        model.fault.armed = "forward"
         with pytest.raises(NonFiniteError) as caught:
             model(batch())
     event = caught.value.event
@@ -34,13 +35,13 @@ def test_pause_leaves_no_hook_and_resume_watches_again() -> None:
     tracker.pause()
     assert hooks_on(model) == 0
     assert not updates._handles
-    model.fault.armed = True
+    model.fault.armed = "forward"
     model(batch())
     assert not tracker.events
-    model.fault.armed = False
+    model.fault.armed = None
     tracker.resume()
     train(model, optimizer)
     assert tracker.history.steps() == [0, 1]
-    model.fault.armed = True
+    model.fault.armed = "forward"
     model(batch())
     assert [event.layer for event in bad(tracker)] == ["fault"]

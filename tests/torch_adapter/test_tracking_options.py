@@ -10,7 +10,8 @@ from torch import nn
 import anynan
 from anynan import AnynanWarning, NonFiniteError
 from tests.flat import split
-from tests.torch_adapter.faults import Fault, Net, bad, batch, train
+from tests.torch_adapter.stepping import Net, batch, train
+from tests.torch_adapter.training import Fault, bad
 
 
 class Block(nn.Module):
@@ -71,7 +72,7 @@ def test_layers_and_exclude_choose_what_is_read(options: Any, seen: set[str]) ->
 
 def test_a_fault_inside_a_skipped_layer_is_seen_where_it_leaves() -> None:
     model = Deep()
-    model.left.inner.fault.armed = True
+    model.left.inner.fault.armed = "forward"
     tracker = anynan.torch.track(model, exclude="left", action="record")
     model(batch())
     (event,) = bad(tracker)
@@ -80,8 +81,8 @@ def test_a_fault_inside_a_skipped_layer_is_seen_where_it_leaves() -> None:
 
 
 def test_backward_false_reads_no_gradient() -> None:
-    model = Net("backward")
-    model.fault.armed = True
+    model = Net()
+    model.fault.armed = "backward"
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with anynan.torch.track(model, advanced=anynan.Advanced(backward=False)) as tracker:
         train(model, optimizer)
@@ -90,7 +91,7 @@ def test_backward_false_reads_no_gradient() -> None:
 
 def test_raised_inside_the_failing_layer() -> None:
     model = Net()
-    model.fault.armed = True
+    model.fault.armed = "forward"
     ran: list[bool] = []
     model.last.register_forward_pre_hook(lambda *_: ran.append(anynan.replaying()))
     anynan.torch.track(model)
@@ -105,15 +106,15 @@ def test_patience_skips_the_first_bad_steps_in_a_row() -> None:
     tracker = anynan.torch.track(model, advanced=anynan.Advanced(patience=2))
     train(model, optimizer)
     before = model.first.weight.detach().clone()
-    model.fault.armed = True
+    model.fault.armed = "forward"
     for i in (1, 2):
         with pytest.warns(AnynanWarning, match=f"skipped {i} of 2 bad steps in a row"):
             train(model, optimizer)
     assert torch.equal(before, model.first.weight)
-    model.fault.armed = False
+    model.fault.armed = None
     train(model, optimizer)  # a good step: the count starts again
     assert not torch.equal(before, model.first.weight)
-    model.fault.armed = True
+    model.fault.armed = "forward"
     for _ in range(2):
         with pytest.warns(AnynanWarning):
             train(model, optimizer)
@@ -148,8 +149,8 @@ def test_readings_and_stats_hold_the_true_values(read: Any) -> None:
 
 
 def test_expect_covers_the_gradients_made_inside() -> None:
-    model = Net("backward")
-    model.fault.armed = True
+    model = Net()
+    model.fault.armed = "backward"
     with anynan.torch.track(model) as tracker:
         with anynan.expect(nan=True, posinf=True, neginf=True, reason="a known trap"):
             loss = model(batch()).sum()

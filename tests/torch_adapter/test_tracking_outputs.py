@@ -9,7 +9,8 @@ from torch import nn
 
 import anynan
 from anynan import NonFiniteError
-from tests.torch_adapter.faults import Net, bad, batch
+from tests.torch_adapter.stepping import Net, batch
+from tests.torch_adapter.training import bad
 
 # Shapes of inputs and outputs.
 
@@ -196,11 +197,11 @@ def test_without_gradients(mode: Any, read: Any) -> None:
         model(batch())
         model(batch())
     assert tracker.history.steps() == [0, 1]
-    model.fault.armed = True
+    model.fault.armed = "forward"
     with mode(), pytest.raises(NonFiniteError) as caught:
         model(batch())
     event = caught.value.event
     assert (event.layer, event.step, event.operation.name) == ("fault", 2, "log")
     # And outside inference mode again, with the same slots.
-    model.fault.armed = False
+    model.fault.armed = None
     model(batch()).sum().backward()

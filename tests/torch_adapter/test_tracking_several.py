@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 import anynan
-from tests.torch_adapter.faults import Net, bad, batch, train
+from tests.torch_adapter.stepping import Net, batch, train
+from tests.torch_adapter.training import bad
 
 
 def test_a_tracked_step_with_a_tracked_model_reports_once() -> None:
@@ -22,7 +23,7 @@ def test_a_tracked_step_with_a_tracked_model_reports_once() -> None:
         train(model, optimizer)
 
     step()
-    model.fault.armed = True
+    model.fault.armed = "forward"
     step()
     assert len(bad(step)) + len(bad(inner)) == 1
     assert bad(step)[0].layer == "fault"
@@ -49,7 +50,7 @@ def test_a_step_meets_a_new_model_later() -> None:
 
     for armed in (False, False, True):
         model = Net()
-        model.fault.armed = armed
+        model.fault.armed = "forward" if armed else None
         step(model, batch())
     (event,) = bad(step)
     assert event.layer.endswith("fault")
@@ -65,16 +66,16 @@ def test_models_are_found_in_arguments_and_partials() -> None:
 
     given = anynan.torch.track(step, action="record")
     given(model, batch())
-    model.fault.armed = True
+    model.fault.armed = "forward"
     given(model, batch())
     assert [event.layer for event in bad(given)] == ["fault"]
     given.remove()
-    model.fault.armed = False
+    model.fault.armed = None
     with torch.no_grad():
         for p in model.parameters():
             p.fill_(0.1)
     bound = anynan.torch.track(functools.partial(step, model), action="record")
-    model.fault.armed = True
+    model.fault.armed = "forward"
     bound(batch())
     assert [event.layer for event in bad(bound)] == ["fault"]
 
@@ -107,7 +108,7 @@ def test_threads_that_train_different_models() -> None:
     def work(i: int) -> None:
         optimizer = torch.optim.SGD(models[i].parameters(), lr=0.01)
         for at in range(10):
-            models[i].fault.armed = i == 1 and at == 7
+            models[i].fault.armed = "forward" if (i, at) == (1, 7) else None
             train(models[i], optimizer)
             if models[i].fault.armed:
                 break
@@ -123,7 +124,7 @@ def test_threads_that_train_different_models() -> None:
 
 def test_wrappers_do_not_show_in_paths() -> None:
     model = nn.DataParallel(Net())
-    model.module.fault.armed = True
+    model.module.fault.armed = "forward"
     tracker = anynan.torch.track(model, action="record")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
