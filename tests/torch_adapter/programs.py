@@ -264,12 +264,6 @@ class ClipStrict(Program):
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0, error_if_nonfinite=True)
 
 
-@program
-class ClipValue(Program):
-    def clip(self) -> None:
-        nn.utils.clip_grad_value_(self.model.parameters(), 0.1)
-
-
 # Copies, frozen and shared weights.
 
 
@@ -410,12 +404,12 @@ class Memory(nn.Module):
 
 
 @program
-class Lstm(Program):
+class Lstm(Recurrent):
+    layer = "fault"
+    turn, call = None, 0
+
     def build(self) -> nn.Module:
         return Memory(self.fault)
-
-    def batch(self) -> Tensor:
-        return torch.randn(3, 5, 4)
 
 
 # Activation checkpointing.
@@ -435,7 +429,7 @@ class Kept(nn.Module):
         return out
 
 
-class _Checkpointed(Program):
+class Checkpointed(Program):
     layer = "body.fault"
     how: ClassVar[dict[str, Any]]
 
@@ -443,65 +437,73 @@ class _Checkpointed(Program):
         return Kept(Body(self.fault), **self.how)
 
 
-@program
-class Reentrant(_Checkpointed):
-    how: ClassVar[dict[str, Any]] = {"use_reentrant": True}
-
-
-@program
-class NonReentrant(_Checkpointed):
-    how: ClassVar[dict[str, Any]] = {"use_reentrant": False}
-
-
-@program
-class Selective(_Checkpointed):
-    how: ClassVar[dict[str, Any]] = {
-        "use_reentrant": False,
-        "context_fn": lambda: create_selective_checkpoint_contexts([torch.ops.aten.addmm.default]),
-    }
-
-
-class _Nested(_Checkpointed):
+class Nested(Checkpointed):
     layer = "body.body.fault"
 
     def build(self) -> nn.Module:
         return Kept(Kept(Body(self.fault), **self.how), **self.how)
 
 
-@program
-class NestedReentrant(_Nested):
-    how: ClassVar[dict[str, Any]] = {"use_reentrant": True}
-
-
-@program
-class NestedNonReentrant(_Nested):
-    how: ClassVar[dict[str, Any]] = {"use_reentrant": False}
-
-
 class LoopKept(Loop):
     """All turns of the cell inside one checkpointed region."""
 
-    def __init__(self, fault: Fault, *, reentrant: bool) -> None:
+    def __init__(self, fault: Fault, **how: Any) -> None:
         super().__init__(fault)
-        self.reentrant = reentrant
-        self.stem = nn.Linear(4, 4)
+        self.how, self.stem = how, nn.Linear(4, 4)
 
     def forward(self, x: Tensor, turns: int = 0) -> Tensor:
-        h = checkpoint(self.run, self.stem(x), turns, use_reentrant=self.reentrant)
-        out: Tensor = self.head(h)
+        out: Tensor = self.head(checkpoint(self.run, self.stem(x), turns, **self.how))
         return out
 
 
-@program
 class CellsInRegion(Recurrent):
+    how: ClassVar[dict[str, Any]]
+
     def build(self) -> nn.Module:
-        return LoopKept(self.fault, reentrant=True)
+        return LoopKept(self.fault, **self.how)
 
 
-@program
-class CellsInRegionNonReentrant(Recurrent):
-    def build(self) -> nn.Module:
-        return LoopKept(self.fault, reentrant=False)
+class CheckpointedAccumulation(CellsInRegion):
+    """Several calls of the model, each with cells in a region."""
+
+    turn = call = 7
+
+    def step(self) -> Tensor:
+        self.optimizer.zero_grad()
+        for i in range(2):
+            loss: Tensor = self.model(self.batch(), 5 * i).square().mean()
+            loss.backward()
+        self.optimizer.step()
+        return loss
+
+
+class WholeModel(Program):
+    """The tracked model's own call is the region."""
+
+    how: ClassVar[dict[str, Any]]
+
+    def step(self) -> Tensor:
+        self.optimizer.zero_grad()
+        x = self.batch().requires_grad_()
+        loss: Tensor = checkpoint(self.model, x, **self.how).square().mean()
+        loss.backward()
+        self.optimizer.step()
+        return loss
+
+
+_CHOSEN = [torch.ops.aten.addmm.default]
+_HOW: dict[str, dict[str, Any]] = {
+    "Reentrant": {"use_reentrant": True},
+    "NonReentrant": {"use_reentrant": False},
+    "Selective": {
+        "use_reentrant": False,
+        "context_fn": lambda: create_selective_checkpoint_contexts(_CHOSEN),
+    },
+}
+for _base in (Checkpointed, Nested, CellsInRegion, WholeModel, CheckpointedAccumulation):
+    for _name, _how in _HOW.items():
+        if _name != "Selective" or _base is Checkpointed:
+            program(type(f"{_base.__name__}{_name}", (_base,), {"how": _how}))
 
 
 class NestedLoop(nn.Module):
@@ -548,45 +550,3 @@ class Segments(Program):
 
     def build(self) -> nn.Module:
         return Chain(self.fault)
-
-
-class _Whole(Program):
-    """The tracked model's own call is the region."""
-
-    reentrant: bool
-
-    def step(self) -> Tensor:
-        self.optimizer.zero_grad()
-        x = self.batch().requires_grad_()
-        loss: Tensor = checkpoint(self.model, x, use_reentrant=self.reentrant).square().mean()
-        loss.backward()
-        self.optimizer.step()
-        return loss
-
-
-@program
-class WholeModel(_Whole):
-    reentrant = True
-
-
-@program
-class WholeModelNonReentrant(_Whole):
-    reentrant = False
-
-
-@program
-class CheckpointedAccumulation(Recurrent):
-    """Several calls of the model, each with cells in a region."""
-
-    turn = call = 7
-
-    def build(self) -> nn.Module:
-        return LoopKept(self.fault, reentrant=True)
-
-    def step(self) -> Tensor:
-        self.optimizer.zero_grad()
-        for i in range(2):
-            loss: Tensor = self.model(self.batch(), 5 * i).square().mean()
-            loss.backward()
-        self.optimizer.step()
-        return loss

@@ -15,7 +15,7 @@ from torch._dynamo.utils import counters
 import anynan
 from anynan._steps.tracked import inside
 from anynan.torch.private import BatchNorm
-from tests.torch_adapter.training import LINES, WORDS, Fault, bad, seed
+from tests.torch_adapter.training import LINES, Fault, seed
 
 pytestmark = pytest.mark.tier(2)
 
@@ -51,29 +51,6 @@ def hooks(model: nn.Module) -> dict[str, int]:
         for name, module in model.named_modules()
         if module._forward_hooks or module._forward_pre_hooks
     }
-
-
-@pytest.mark.parametrize("way", ["model", "function"])
-@pytest.mark.parametrize("phase", ["forward", "backward"])
-def test_a_fault_is_named_as_at_the_layer_level(way: str, phase: str) -> None:
-    seed()
-    model = Net()
-    step = training(model)
-    tracker = anynan.torch.track(model if way == "model" else step, level="step")
-    run = step if way == "model" else tracker
-    run()
-    before = [weight.clone() for weight in model.parameters()]
-    model.fault.armed = phase
-    with pytest.raises(anynan.NonFiniteError) as caught:
-        run()
-    event = caught.value.event
-    assert (event.layer, event.phase, event.step) == ("fault", phase, 1)
-    assert event.operation.name == WORDS[phase]
-    assert event.operation.source.text == LINES[phase]
-    for old, new in zip(before, model.parameters(), strict=True):
-        assert torch.equal(old, new), "no weight takes a bad gradient"
-    if phase == "forward":
-        assert [name for name, _ in event.trail] == ["first", "norm", "fault"]
 
 
 def test_only_the_model_itself_has_hooks() -> None:
@@ -166,35 +143,6 @@ def test_a_model_called_inside_compiled_code_is_watched_by_its_gradients_and_tha
         step()
     tracker.remove()
     torch.compiler.reset()
-
-
-def test_a_bad_batch_and_a_bad_weight_are_told_apart() -> None:
-    seed()
-    model = nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def step(x: torch.Tensor) -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = model(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    tracker = anynan.torch.track(step, level="step", action="record")
-    tracker(torch.tensor([[1.0, 2, 3, 4], [torch.nan, 1, 1, 1]]))
-    tracker.remove()
-    (event,) = bad(tracker)
-    assert (event.phase, event.tensor) == ("input", "x")
-    seed()
-    model = nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    tracker = anynan.torch.track(step, level="step")
-    tracker(torch.ones(2, 4))
-    with torch.no_grad():
-        model.weight[0, 0] = torch.nan
-    with pytest.raises(anynan.NonFiniteError) as caught:
-        tracker(torch.ones(2, 4))
-    assert caught.value.event.parameter == "weight"
 
 
 # Where the process compiled anything, the call may be in there, which is a warning.
