@@ -1,4 +1,4 @@
-"""Every option of track does what it says."""
+"""Every option of ``track`` does what it says, and a tracker comes and goes."""
 
 from collections import OrderedDict
 from typing import Any
@@ -9,8 +9,9 @@ from torch import nn
 
 import anynan
 from anynan import AnynanWarning, NonFiniteError
+from anynan.torch.update import updates
 from tests.flat import split
-from tests.torch_adapter.stepping import Net, batch, train
+from tests.torch_adapter.stepping import Net, batch, hooks_on, train
 from tests.torch_adapter.training import Fault, bad
 
 
@@ -214,3 +215,41 @@ def test_level_operation_shows_contained_origins_and_changes_nothing() -> None:
     assert event.operation.name == "log"
     assert event.operation.source.text == "return torch.where(x > 0, torch.log(x), x)"
     assert "contained" in " ".join(event.notes)
+
+
+# Coming and going.
+
+
+def test_with_block_watches_and_then_removes() -> None:
+    model = Net()
+    with anynan.torch.track(model) as tracker, torch.no_grad():
+        model(batch())
+        model.fault.armed = "forward"
+        with pytest.raises(NonFiniteError) as caught:
+            model(batch())
+    event = caught.value.event
+    assert (event.layer, event.phase, event.kind, event.step) == ("fault", "forward", "nan", 1)
+    assert caught.value.tracker is tracker
+    assert bad(tracker) == [event]
+    assert hooks_on(model) == 0
+    model(batch())  # nobody watches any more
+
+
+def test_pause_leaves_no_hook_and_resume_watches_again() -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    tracker = anynan.torch.track(model, action="record")
+    train(model, optimizer)
+    tracker.pause()
+    assert hooks_on(model) == 0
+    assert not updates._handles
+    model.fault.armed = "forward"
+    model(batch())
+    assert not tracker.events
+    model.fault.armed = None
+    tracker.resume()
+    train(model, optimizer)
+    assert tracker.history.steps() == [0, 1]
+    model.fault.armed = "forward"
+    model(batch())
+    assert [event.layer for event in bad(tracker)] == ["fault"]

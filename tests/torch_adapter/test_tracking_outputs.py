@@ -1,5 +1,6 @@
 """Outputs, inputs and calls of every shape are read."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,54 +23,31 @@ class Answer:
     hidden: Any = None
 
 
-class Returns(nn.Module):
-    """Return a bad tensor inside some container."""
+def model_output(one: torch.Tensor, other: torch.Tensor) -> Any:
+    library = pytest.importorskip("transformers.modeling_outputs")
+    return library.BaseModelOutput(last_hidden_state=one, hidden_states=(one, other))
 
-    def __init__(self, kind: str) -> None:
+
+# What makes an output of two tensors, and the name of the second.
+SHAPES: dict[str, tuple[Callable[[torch.Tensor, torch.Tensor], Any], str]] = {
+    "tensor": (lambda one, other: other, ""),
+    "tuple": (lambda one, other: (one, (None, other)), "[1][1]"),
+    "dict": (lambda one, other: {"count": torch.tensor(3), "logits": other}, "['logits']"),
+    "dataclass": (lambda one, other: Answer(one, "text", [one, other]), ".hidden[1]"),
+    "model output": (model_output, "['hidden_states'][1]"),
+}
+
+
+class Shaped(nn.Module):
+    """Return two tensors, the second one bad, inside some container."""
+
+    def __init__(self, make: Any, wrong: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
-        self.kind = kind
-        self.scale = nn.Parameter(torch.ones(()))
+        self.make, self.wrong, self.scale = make, wrong, nn.Parameter(torch.ones(()))
 
     def forward(self, x: torch.Tensor) -> Any:
-        good, wrong = x * self.scale, torch.log(-1 - (x * self.scale).abs())
-        if self.kind == "tensor":
-            return wrong
-        if self.kind == "tuple":
-            return good, (None, wrong)
-        if self.kind == "dict":
-            return {"count": torch.tensor(3), "logits": wrong}
-        if self.kind == "dataclass":
-            return Answer(good, "text", [good, wrong])
-        from transformers.modeling_outputs import BaseModelOutput
-
-        return BaseModelOutput(last_hidden_state=good, hidden_states=(good, wrong))
-
-
-@pytest.mark.parametrize(
-    ("kind", "tensor"),
-    [
-        ("tensor", "output"),
-        ("tuple", "output[1][1]"),
-        ("dict", "output['logits']"),
-        ("dataclass", "output.hidden[1]"),
-        ("modeloutput", "output['hidden_states'][1]"),
-    ],
-)
-def test_outputs_of_every_shape(kind: str, tensor: str) -> None:
-    if kind == "modeloutput":
-        pytest.importorskip("transformers")
-    model = nn.ModuleDict({"inside": Returns(kind)})
-    outer = Wrap(model["inside"])
-    anynan.torch.track(outer)
-    with pytest.raises(NonFiniteError) as caught:
-        outer(batch())
-    event = caught.value.event
-    assert event.layer == "inside"
-    assert event.tensor.replace('"', "'") in (
-        tensor,
-        tensor.replace("['hidden_states']", ".hidden_states"),
-    )
-    assert event.operation.name == "log"
+        x = x * self.scale
+        return self.make(x, self.wrong(x))
 
 
 class Wrap(nn.Module):
@@ -81,37 +59,27 @@ class Wrap(nn.Module):
         return self.inside(*args, **kwargs)
 
 
+@pytest.mark.parametrize("kind", SHAPES)
+def test_outputs_of_every_shape(kind: str) -> None:
+    make, name = SHAPES[kind]
+    outer = Wrap(Shaped(make, lambda x: torch.log(-1 - x.abs())))
+    anynan.torch.track(outer)
+    with pytest.raises(NonFiniteError) as caught:
+        outer(batch())
+    event = caught.value.event
+    assert (event.layer, event.tensor, event.operation.name) == ("inside", f"output{name}", "log")
+
+
 @pytest.mark.parametrize("kind", ["tuple", "dict", "dataclass"])
 def test_gradients_of_outputs_of_every_shape(kind: str) -> None:
-    class Make(nn.Module):
-        def forward(self, x: torch.Tensor) -> Any:
-            return {
-                "tuple": (x, x * 2),
-                "dict": {"a": x, "b": x * 2},
-                "dataclass": Answer(x, hidden=x * 2),
-            }[kind]
-
-    class Use(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.make = nn.Linear(4, 4), Make()
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            out = self.make(self.first(x))
-            second = {
-                "tuple": lambda: out[1],
-                "dict": lambda: out["b"],
-                "dataclass": lambda: out.hidden,
-            }[kind]()
-            return torch.sqrt(0 * second).sum()
-
-    model = Use()
+    make, name = SHAPES[kind]
+    model = Wrap(Shaped(make, lambda x: x * 2))
     anynan.torch.track(model)
+    second = eval(f"out{name}", {"out": model(batch())})
     with pytest.raises(NonFiniteError) as caught:
-        model(batch()).backward()
+        torch.sqrt(0 * second).sum().backward()
     event = caught.value.event
-    assert event.phase == "backward"
-    assert event.operation.name == "sqrt"
+    assert (event.phase, event.operation.name) == ("backward", "sqrt")
 
 
 def test_keyword_inputs_are_named() -> None:
