@@ -36,19 +36,21 @@ def test_running_statistics():
     assert error.value.event.cause.tag == "running_statistics_bad"
 
 
+@pytest.mark.tier(2)
 def test_a_learning_rate_that_is_too_high():
     model = linear(optimizer=keras.optimizers.SGD(1e4), loss="mse")
     event = caught(model, np.ones((40, 2)), np.zeros((40, 1)), fit=True)
     assert event.cause.tag in ("learning_rate_divergence", "exploding_gradient"), event
 
 
+@pytest.mark.tier(2)
 def test_a_value_beyond_the_limit():
     policy = anynan.Policy(large=1e6, bad=("large",))
     event = caught(linear(), np.full((1, 2), 1e7, "float32"), policy=policy)
     assert event.cause.tag == "beyond_limit"
 
 
-@pytest.mark.parametrize("scale", [1.0, 2.0**30])
+@pytest.mark.parametrize("scale", [1.0, pytest.param(2.0**30, marks=pytest.mark.tier(2))])
 def test_a_loss_scale_that_does_not_help(scale):
     keras.mixed_precision.set_global_policy("mixed_float16")
     optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.01), scale)
@@ -74,6 +76,7 @@ def spoilt(optimizer, *, dtype="float32", size=1.0, **options):
     return event
 
 
+@pytest.mark.tier(2)
 def test_a_weight_that_other_code_writes():
     model = linear(optimizer="adam", loss="mse")
     x, y = np.ones((4, 2), "float32"), np.ones((4, 1), "float32")
@@ -88,7 +91,7 @@ def test_a_weight_that_other_code_writes():
     tracker.remove()
 
 
-@pytest.mark.parametrize("parameters", [True, False])
+@pytest.mark.parametrize("parameters", [True, pytest.param(False, marks=pytest.mark.tier(2))])
 def test_an_update_that_is_too_large(parameters):
     event = spoilt(keras.optimizers.SGD(1e25), size=1e15, parameters=parameters)
     assert (event.phase, event.kind, event.step) == ("optimizer", "neginf", 0), event
@@ -112,12 +115,14 @@ def test_an_optimizer_state_that_is_bad():
     assert (event.phase, event.cause.tag) == ("optimizer", "optimizer_state_bad"), event
 
 
+@pytest.mark.tier(2)
 def test_an_epsilon_that_rounds_to_zero():
     optimizer = keras.optimizers.Adam(1e-3, epsilon=1e-8)
     event = spoilt(optimizer, dtype="float16", size=1e-5, parameters=True)
     assert event.cause.tag == "optimizer_epsilon_underflow", event
 
 
+@pytest.mark.tier(2)
 def test_a_gradient_that_vanishes_or_jumps():
     policy = anynan.Policy(vanishing=1e-6, bad=("vanishing",))
     event = spoilt(keras.optimizers.SGD(0.1), size=1e-9, policy=policy)
@@ -150,7 +155,11 @@ class Written(keras.layers.Layer):
 
 @pytest.mark.parametrize(
     ("how", "run"),
-    [("table", "predict"), ("closure", "call"), ("where", "fit")],
+    [
+        ("table", "predict"),
+        ("closure", "call"),
+        pytest.param("where", "fit", marks=pytest.mark.tier(2)),
+    ],
 )
 def test_nan_that_the_code_writes_is_no_batch(how, run):
     model = models.compiled(models.functional(Written(how)))
@@ -174,6 +183,7 @@ def test_nan_that_the_code_writes_is_no_batch(how, run):
     assert not event.notes
 
 
+@pytest.mark.tier(2)
 def test_a_variable_of_no_layer_is_no_batch():
     table = tf.Variable(TABLE, name="table")
     model = models.functional(keras.layers.Lambda(lambda x: x + table, name="inner"))
@@ -185,6 +195,7 @@ def test_a_variable_of_no_layer_is_no_batch():
     assert event.cause.evidence.startswith("table: ")
 
 
+@pytest.mark.tier(2)
 def test_the_line_of_an_operation_of_a_graph_is_said_to_be_the_one_that_runs_it():
     inputs = keras.Input((2,))
     hidden = keras.layers.Dense(3, name="dense")(inputs)

@@ -178,38 +178,6 @@ def test_the_steps_after_a_fault_cost_what_they_did(
     assert len(program.tracker.events) == events
 
 
-@pytest.mark.parametrize("model", [False, True], ids=["step", "model"])
-def test_the_report_says_once_that_what_follows_is_not_looked_into(model: bool) -> None:
-    program = Program("forward", model=model, action="record")
-    program.clean()
-    program.fail()
-    for _ in range(3):
-        program.clean()
-    assert len(program.tracker.events) == 1
-    said = [note for note in program.tracker.notes if "not investigated" in note]
-    assert len(said) == 1
-    assert "the weights are bad since the update of step 1" in said[0]
-
-
-@pytest.mark.parametrize("between", [0, 1], ids=["at once", "after a good step"])
-@pytest.mark.parametrize("level", ["layer", "step"])
-def test_a_new_fault_is_told_once_the_weights_are_good_again(between: int, level: Any) -> None:
-    program = Program("forward", model=False, action="record", level=level)
-    program.clean()
-    saved = {name: x.clone() for name, x in program.model.state_dict().items()}
-    program.fail()
-    program.clean()
-    program.model.load_state_dict(saved)
-    program.optimizer.state.clear()
-    for _ in range(between):
-        program.clean()
-    program.fault = "loss"
-    program.fail()
-    first, second = program.tracker.events
-    assert (first.operation.name, second.operation.name) == ("divide", "log")
-    assert second.step == 3 + between
-
-
 def test_weights_that_go_bad_again_are_told_again() -> None:
     program = Program("weight", model=False, action="record")
     program.clean()

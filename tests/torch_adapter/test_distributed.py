@@ -378,19 +378,6 @@ class TestFourRanks:
     def test_tensor_parallelism_inside_sharded_data_parallelism(self, four: Seen) -> None:
         assert where(stopped_at_once(four("mesh"), rank=3)) == LOG
 
-    @pytest.mark.parametrize(
-        ("name", "place"),
-        [("forward", LOG), ("backward", SQRT), ("fsdp_forward", LOG), ("tp_forward", LOG)],
-    )
-    def test_all_stop_at_one_step_and_name_the_rank(
-        self, four: Seen, name: str, place: tuple[str, ...]
-    ) -> None:
-        results = four(name)
-        assert where(stopped_at_once(results, rank=1)) == place
-        for rank, result in enumerate(results):
-            full = "this is rank" not in result["message"]
-            assert full == (rank == 1)
-
 
 ENDS = """
 import os, sys, torch, anynan

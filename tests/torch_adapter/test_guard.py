@@ -111,23 +111,6 @@ def test_a_norm_that_overflows_condemns_no_finite_gradient(
     assert norm == pytest.approx(size * 8, rel=1e-2)
 
 
-@pytest.mark.parametrize("read", ["immediate", "end"])
-def test_a_bad_gradient_is_named_with_what_it_holds(read: Any) -> None:
-    model = net()
-    step = trainer(model)
-    policy = Policy(spike=10, vanishing=1e-9)
-    handle = model[3].weight.register_hook(lambda grad: grad * -INF)
-    tracker = anynan.torch.track(
-        model, advanced=anynan.Advanced(read=read, replay=False), policy=policy
-    )
-    with tracker, pytest.raises(anynan.NonFiniteError) as caught:
-        step(torch.ones(3, 4))
-    event = caught.value.event
-    assert event.parameter == "3.weight"
-    assert event.summary.posinf + event.summary.neginf == 8
-    handle.remove()
-
-
 # One read.
 
 

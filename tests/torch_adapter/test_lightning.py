@@ -84,20 +84,6 @@ def fit(module: Lit, **options: Any) -> lightning.Trainer:
     return trainer
 
 
-def test_a_bad_batch_is_named() -> None:
-    class Spoilt(Lit):
-        def on_train_batch_start(self, batch: list[torch.Tensor], index: int) -> None:
-            if index == 2:
-                batch[0][1, 3] = torch.nan
-
-    module = Spoilt()
-    with anynan.torch.track(module), pytest.raises(NonFiniteError) as caught:
-        fit(module)
-    event = caught.value.event
-    assert (event.phase, event.step) == ("input", 2)
-    assert "1 of 4 rows is bad: 1" in str(caught.value)
-
-
 FAULTS = {
     "forward": ("encoder", "forward", "log"),
     "between": (None, "loss", "divide"),

@@ -1,6 +1,5 @@
 """What a report of a PyTorch program says, where the words depend on what is tracked and how."""
 
-import warnings
 from typing import Any
 
 import pytest
@@ -93,50 +92,6 @@ def test_with_two_tracked_models_a_report_says_which_it_is_about():
             assert "  model   Sequential 2\n" in str(failing(twin))
     assert "Generator" not in str(failing(generator))
     alone.remove()
-
-
-def test_a_tracked_function_beside_a_model_changes_nothing_in_its_report():
-    model = nn.Sequential(logarithm())
-    anynan.torch.track(model)
-    anynan.torch.track(lambda x: x)
-    assert "model   " not in str(failing(model))
-
-
-@pytest.mark.parametrize("what", ["step", "model"])
-def test_the_report_of_a_healthy_lightning_run_says_nothing_untrue(what):
-    lightning = pytest.importorskip("lightning")
-
-    class Net(lightning.LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
-
-        def training_step(self, batch, index):
-            return self.net(batch[0]).square().mean()
-
-        def configure_optimizers(self):
-            return torch.optim.Adam(self.parameters(), 1e-3)
-
-    net = Net()
-    if what == "step":
-        tracker = net.training_step = anynan.torch.track(net.training_step)
-    else:
-        tracker = anynan.torch.track(net)
-    data = torch.utils.data.DataLoader(
-        torch.utils.data.TensorDataset(torch.randn(16, 4)), batch_size=4
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        warnings.simplefilter("error", anynan.AnynanWarning)
-        lightning.Trainer(
-            max_epochs=2, accelerator="cpu", logger=False, enable_checkpointing=False,
-            enable_progress_bar=False, enable_model_summary=False,
-        ).fit(net, data)  # fmt: skip
-    report = tracker.report()
-    assert "0 bad, 0 suspect" in report
-    assert "note" not in report
-    assert "net.2" in report
-    tracker.remove()
 
 
 def test_weights_that_change_while_no_layer_runs_are_still_told():

@@ -7,7 +7,6 @@ import sys
 import textwrap
 import threading
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -81,26 +80,6 @@ def test_a_batch_that_the_user_drops_is_a_step_of_its_own() -> None:
 # Weights are never updated from bad gradients.
 
 
-@pytest.mark.parametrize("armed", ["forward", "backward"])
-@pytest.mark.parametrize("make", [sgd, lambda m: torch.optim.AdamW(m.parameters())])
-def test_deferred_rows_raise_before_the_update(
-    armed: str, make: Callable[[nn.Module], torch.optim.Optimizer]
-) -> None:
-    model = Net()
-    optimizer = make(model)
-    anynan.torch.track(model, advanced=anynan.Advanced(read="end"))
-    train(model, optimizer)
-    weights, state = snapshot(model), copy.deepcopy(optimizer.state_dict())
-    model.fault.armed = armed
-    optimizer.zero_grad()
-    loss_of(model).backward()  # nothing is read here
-    with pytest.raises(NonFiniteError) as caught:
-        optimizer.step()
-    assert (caught.value.event.layer, caught.value.event.phase) == ("fault", armed)
-    assert same(weights, model)
-    torch.testing.assert_close(optimizer.state_dict(), state, rtol=0, atol=0)
-
-
 @pytest.mark.parametrize("read", ["immediate", "end"])
 @pytest.mark.parametrize("armed", ["forward", "backward"])
 def test_skip_leaves_weights_and_state_and_goes_on(read: Any, armed: str) -> None:
@@ -123,30 +102,6 @@ def test_skip_leaves_weights_and_state_and_goes_on(read: Any, armed: str) -> Non
     assert all(p.isfinite().all() for p in model.parameters())
     assert [(event.step, event.times) for event in bad(tracker)] == [(2, 2)]
     assert tracker.history.steps() == [0, 1, 2, 3, 4]
-
-
-@pytest.mark.parametrize("read", ["immediate", "end"])
-def test_skip_drops_a_whole_accumulation(read: Any) -> None:
-    model = Net()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    tracker = anynan.torch.track(model, action="skip", advanced=anynan.Advanced(read=read))
-
-    def step(spoiled: int | None) -> None:
-        optimizer.zero_grad()
-        for i in range(3):
-            model.fault.armed = "backward" if i == spoiled else None
-            loss_of(model).backward()
-        optimizer.step()
-
-    step(None)
-    before = snapshot(model)
-    with pytest.warns(AnynanWarning):
-        step(1)
-    assert same(before, model)
-    step(None)
-    assert not same(before, model)
-    assert all(p.isfinite().all() for p in model.parameters())
-    assert [event.step for event in bad(tracker)] == [1]
 
 
 # A bad update from finite gradients.
