@@ -16,14 +16,13 @@ from anynan._diagnosis.agreement import same_end
 from anynan._diagnosis.evidence import ReplayError
 from anynan._reach import Exhausted
 from anynan.errors import reason
-from anynan.tensorflow.graphs.traces import Trace, Traces
+from anynan.tensorflow.graphs.traces import Trace
 from anynan.tensorflow.messages import BATCH_INSIDE
 from anynan.tensorflow.read.frames import here, named_arguments, tensors
-from anynan.tensorflow.read.layers import Layers
 from anynan.tensorflow.read.weights import read
 from anynan.tensorflow.replay import nested
 from anynan.tensorflow.replay.reached import Began, Reached
-from anynan.tensorflow.replay.steps import State, Step
+from anynan.tensorflow.replay.steps import Held, Part, Step
 from anynan.tensorflow.replay.taped import Differentiated
 
 EARLY = "the second run ended before the first did: {}"
@@ -162,24 +161,16 @@ class Program:
     weights: dict[str, str] = field(default_factory=dict)
 
 
-class Programs:
+class Programs(Part):
     """Make the programs of steps.
 
     Args:
-        layers: What is watched.
-        traces: The graphs known.
-        state: What this thread knows.
+        held: What all parts of a session work on.
         value: Runs a part of a program for the value of one of its tensors.
     """
 
-    def __init__(
-        self,
-        layers: Layers,
-        traces: Traces,
-        state: State,
-        value: Callable[[Program, Any], Any],
-    ) -> None:
-        self._layers, self._traces, self._state = layers, traces, state
+    def __init__(self, held: Held, value: Callable[[Program, Any], Any]) -> None:
+        super().__init__(held)
         self._value = value
 
     def prepare(

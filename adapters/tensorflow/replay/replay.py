@@ -1,7 +1,7 @@
 """Run the graph of a failing step again, on copies of its variables, with every operation read."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from itertools import takewhile
 from typing import Any
@@ -17,22 +17,19 @@ from anynan._diagnosis.lineage import Replay
 from anynan._diagnosis.rules.repair import Repair
 from anynan._diagnosis.trials import Attempt
 from anynan._readings import step as core
-from anynan._readings.monitor import Monitor
 from anynan._readings.readings import ProbePoint, Reading
 from anynan.tensorflow.graphs import names
 from anynan.tensorflow.graphs.operations import Op, forward_name
-from anynan.tensorflow.graphs.traces import Traces
 from anynan.tensorflow.messages import NESTED_FUNCTION, REPLICAS
 from anynan.tensorflow.read import probes, readings
 from anynan.tensorflow.read.buffers import Block
-from anynan.tensorflow.read.layers import Layers
 from anynan.tensorflow.read.places import Places
 from anynan.tensorflow.replay import nested, saving
 from anynan.tensorflow.replay.fix_runner import FixRunner
 from anynan.tensorflow.replay.program import Program, Programs, first_line
 from anynan.tensorflow.replay.records import Recorder
 from anynan.tensorflow.replay.run import Run, as_written
-from anynan.tensorflow.replay.steps import State, Step
+from anynan.tensorflow.replay.steps import Held, Part, Step
 
 
 def is_same_code(fixed: Program, first: Program, *, unrolled: bool) -> bool:
@@ -154,34 +151,14 @@ def _norm(recorder: Recorder) -> float | None:
 FUNCTIONS = ("PartitionedCall", "StatefulPartitionedCall")
 
 
-class Replays:
-    """Run steps again.
+class Replays(Part):
+    """Run steps again."""
 
-    Args:
-        layers: What is watched.
-        traces: The graphs known.
-        state: What this thread knows.
-        monitor: Knows readings by their sites.
-        rows: Gives the open step.
-        sizes: True where it is read under XLA, too, how large values are.
-        ends: True where nothing is read between a step's ends.
-    """
-
-    def __init__(
-        self,
-        layers: Layers,
-        traces: Traces,
-        state: State,
-        monitor: Monitor,
-        rows: Callable[[], core.Step],
-        *,
-        sizes: bool,
-        ends: bool,
-    ) -> None:
-        self._layers, self._state, self._monitor = layers, state, monitor
-        self._rows, self._sizes, self._ends = rows, sizes, ends
-        self._traces = traces
-        self._programs = Programs(layers, traces, state, lambda part, x: Run(part).value(x))
+    def __init__(self, held: Held) -> None:
+        super().__init__(held)
+        self._monitor, self._rows = held.tracker.judge.monitor, held.tracker.judge.rows
+        self._ends = self._options.level == "step"  # nothing is read between a step's ends
+        self._programs = Programs(held, lambda part, x: Run(part).value(x))
 
     def replay(self, step: Step, *, failed: bool = True) -> Replay:
         """Run a step again, and record its operations with bad results.
@@ -371,7 +348,7 @@ class Replays:
         if not points:
             return []
         low, high, there = readings.read(run.rows([point.value for point in points]))
-        if run.program.compiled and not self._sizes:  # a sum took Infs of both signs for a NaN
+        if run.program.compiled and not self._held.sizes:  # a sum took Infs of both signs for a NaN
             both = np.isinf(low) & np.isinf(high) & (low < high)
             low, high = np.where(both, np.nan, low), np.where(both, np.nan, high)
         calls = Places.of(points, self._monitor).calls

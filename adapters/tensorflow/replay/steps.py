@@ -9,7 +9,11 @@ from typing import Any
 
 from anynan._diagnosis.evidence import ReplayError
 from anynan._steps.messages import MODEL_GONE
+from anynan._steps.tracked import Tracked
+from anynan.tensorflow.graphs.traces import Traces
+from anynan.tensorflow.read.buffers import DeviceBuffers
 from anynan.tensorflow.read.frames import Frame
+from anynan.tensorflow.read.layers import Layers
 from anynan.tensorflow.replay.reached import Began
 from anynan.tensorflow.replay.taped import Differentiated
 
@@ -67,6 +71,48 @@ class Step:
             return
         with self.began.lending(self.args, self.kwargs) as (self.args, self.kwargs):
             yield
+
+
+@dataclass(frozen=True)
+class Held:
+    """Hold what every part of a session works on.
+
+    Attributes:
+        tracker: Judges, and is told what cannot be read.
+        layers: What is watched.
+        traces: The graphs known.
+        buffers: Hold what graphs write.
+        state: What this thread knows.
+        norms: True to keep the norms of weights' gradients.
+        sizes: True where it is read under XLA, too, how large values are.
+        gated: True where bad gradients are not to change a weight.
+        dropped: True where no bad update goes through.
+        inner: True to read the gradients of layers' outputs in graphs, too.
+    """
+
+    tracker: Tracked
+    layers: Layers
+    traces: Traces
+    buffers: DeviceBuffers
+    state: "State"
+    norms: bool
+    sizes: bool
+    gated: bool
+    dropped: bool
+    inner: bool
+
+
+class Part:
+    """Be a part of a session.
+
+    Args:
+        held: What all of them work on.
+    """
+
+    def __init__(self, held: Held) -> None:
+        self._held, self._tracker, self._options = held, held.tracker, held.tracker.judge.options
+        self._layers, self._traces, self._buffers = held.layers, held.traces, held.buffers
+        self._state = held.state
 
 
 @dataclass

@@ -8,9 +8,6 @@ from typing import Any
 import tensorflow as tf
 
 from anynan._steps.messages import INSIDE_LOOP
-from anynan._steps.tracked import Tracked
-from anynan.options import Options
-from anynan.tensorflow.graphs.traces import Traces
 from anynan.tensorflow.messages import (
     JACOBIAN,
     NESTED_GRADIENT,
@@ -18,54 +15,35 @@ from anynan.tensorflow.messages import (
     STALE_GRAPH,
 )
 from anynan.tensorflow.read import readings
-from anynan.tensorflow.read.buffers import Block, DeviceBuffers, replica
+from anynan.tensorflow.read.buffers import Block, replica
 from anynan.tensorflow.read.frames import Frame, here, is_loop, named_arguments, tensors
-from anynan.tensorflow.read.layers import Layers
 from anynan.tensorflow.replay import taped
-from anynan.tensorflow.replay.steps import State, Step
+from anynan.tensorflow.replay.steps import Held, Part, Step
 from anynan.tensorflow.replay.taped import Differentiated
 from anynan.tensorflow.session.steps import Steps
 from anynan.tensorflow.session.targets import is_keras
 from anynan.tensorflow.session.updates import Updates
 
 
-class Calls:
+class Calls(Part):
     """Read what leaves layers, gradients and compiled functions.
 
     Args:
-        tracker: Is told what cannot be read.
-        options: What is wanted.
-        layers: What is watched.
-        traces: The graphs known.
-        buffers: Hold what graphs write.
-        state: What this thread knows.
+        held: What all parts of a session work on.
         steps: Begins and ends steps.
         updates: Knows the loss scaler.
         grow: Takes up layers and weights that came since.
         takes: Tells whether a variable may be a weight.
-        inner: True to read the gradients of layers' outputs in graphs, too.
     """
 
     def __init__(
-        self,
-        tracker: Tracked,
-        options: Options,
-        layers: Layers,
-        traces: Traces,
-        buffers: DeviceBuffers,
-        state: State,
-        steps: Steps,
-        updates: Updates,
-        grow: Callable[..., None],
+        self, held: Held, steps: Steps, updates: Updates, grow: Callable[..., None],
         takes: Callable[[Any], bool],
-        *,
-        inner: bool,
-    ) -> None:
-        self._tracker, self._options, self._layers = tracker, options, layers
-        self._traces, self._buffers, self._state = traces, buffers, state
+    ) -> None:  # fmt: skip
+        super().__init__(held)
         self._steps, self._updates = steps, updates
-        self._grow, self._takes, self._inner = grow, takes, inner
-        self._ends = options.level == "step"
+        self._grow, self._takes = grow, takes
+        self._ends = self._options.level == "step"
         # Functions that hold checks, and those that were asked for tracked weights.
         self._known: weakref.WeakSet[Any] = weakref.WeakSet()
         self._asked: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -225,7 +203,7 @@ class Calls:
         for (_, _, path, label), grad in zip(reversed(held), reversed(of_outputs), strict=True):
             for _, x in tensors(grad, ""):
                 name = f"grad of {label}" if label != "output" else "grad"
-                frame.take(x, path, "backward", name, read=graph is None or self._inner)
+                frame.take(x, path, "backward", name, read=graph is None or self._held.inner)
         for i, name in reversed(mine):  # in the order in which they are made
             if graph is not None and isinstance(grads[i], tf.IndexedSlices):
                 self._traces.of(graph).sparse.add(name)

@@ -26,7 +26,7 @@ from anynan.tensorflow.read.buffers import DeviceBuffers
 from anynan.tensorflow.read.frames import Frame, tensors
 from anynan.tensorflow.read.layers import Layers
 from anynan.tensorflow.replay.replay import Replays
-from anynan.tensorflow.replay.steps import State
+from anynan.tensorflow.replay.steps import Held, State
 from anynan.tensorflow.session.calls import Calls
 from anynan.tensorflow.session.seams import SEAMS
 from anynan.tensorflow.session.steps import Steps
@@ -67,24 +67,18 @@ class Session(BaseAdapter):
         replicas = max([weights.replicas(), *map(_replicas, layers.values())])
         rows = 3 * len(layers) + 4 * len(weights.names) + 16
         self._gated = gated = options.action in ("raise", "skip") or options.patience > 0
-        self.state, traces = State(), Traces()
+        self.state = State()
         self._buffers = DeviceBuffers(rows, replicas, sizes=sizes)
-        self._replays = Replays(
-            self.layers, traces, self.state, tracker.judge.monitor, tracker.judge.rows,
-            sizes=sizes, ends=options.level == "step",
-        )  # fmt: skip
-        self.steps = Steps(
-            tracker, options, self.layers, self.state, self._replays,
-            norms=norms, sizes=sizes,
+        held = Held(
+            tracker, self.layers, Traces(), self._buffers, self.state, norms, sizes, gated,
             dropped=gated and replicas == 1,  # replicas update all the same
-        )  # fmt: skip
-        self.updates = Updates(weights, self._buffers, traces, self.state, self.steps, gated=gated)
-        self.calls = Calls(
-            tracker, options, self.layers, traces, self._buffers, self.state, self.steps,
-            self.updates, self.grow, self.takes,
             # The gradients of outputs reach those of weights, and a replay finds the layer.
             inner=sizes or not options.replay or replicas > 1,
         )  # fmt: skip
+        self._replays = Replays(held)
+        self.steps = Steps(held, self._replays)
+        self.updates = Updates(held, self.steps)
+        self.calls = Calls(held, self.steps, self.updates, self.grow, self.takes)
 
     # Life.
 

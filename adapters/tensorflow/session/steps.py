@@ -12,16 +12,13 @@ from anynan._readings import step as core
 from anynan._readings.moves import due, moved, stride
 from anynan._readings.readings import ProbePoint
 from anynan._steps.messages import STEPS_UNSEEN
-from anynan._steps.tracked import Tracked
 from anynan.errors import AnomalyError
-from anynan.options import Options
 from anynan.tensorflow.read.buffers import Block
-from anynan.tensorflow.read.layers import Layers
 from anynan.tensorflow.read.places import Places
 from anynan.tensorflow.read.weights import Weights, read
 from anynan.tensorflow.replay.reached import Reached
 from anynan.tensorflow.replay.replay import Replays
-from anynan.tensorflow.replay.steps import State, Step
+from anynan.tensorflow.replay.steps import Held, Part, Step
 
 
 class Moves(threading.local):
@@ -66,37 +63,18 @@ def _wide(x: Any) -> Any:
     return x if x.dtype == tf.float64 else tf.cast(x, tf.float32)
 
 
-class Steps:
+class Steps(Part):
     """Open and end this thread's steps, and have their readings judged.
 
     Args:
-        tracker: Judges.
-        options: What is wanted.
-        layers: What is watched.
-        state: What this thread knows.
+        held: What all parts of a session work on.
         replays: Runs steps again.
-        norms: True to keep the norms of weights' gradients.
-        sizes: True where it is read under XLA, too, how large values are.
-        dropped: True where no bad update goes through.
     """
 
-    def __init__(
-        self,
-        tracker: Tracked,
-        options: Options,
-        layers: Layers,
-        state: State,
-        replays: Replays,
-        *,
-        norms: bool,
-        sizes: bool,
-        dropped: bool,
-    ) -> None:
-        self._tracker, self._options, self._layers = tracker, options, layers
-        self._state, self._replays = state, replays
-        self._reached = Reached(layers)
-        self._norms, self._sizes, self._dropped = norms, sizes, dropped
-        self._moves = Moves(options.updates, layers.weights)
+    def __init__(self, held: Held, replays: Replays) -> None:
+        super().__init__(held)
+        self._replays, self._reached = replays, Reached(held.layers)
+        self._moves = Moves(self._options.updates, held.layers.weights)
 
     # Beginnings.
 
@@ -140,12 +118,12 @@ class Steps:
     def keep(self, *, updates: bool = True) -> list[tuple[Any, Any]]:
         """Hold what a replay needs of before the step: the buffers, or what an update changes."""
         every = self._options.level == "operation"
-        return self._layers.weights.keep(all_of_them=every or (updates and not self._dropped))
+        return self._layers.weights.keep(all_of_them=every or (updates and not self._held.dropped))
 
     def keep_new(self, variables: list[Any]) -> None:
         """Hold what variables that came in this step began with, unless only buffers are held."""
         state = self._state
-        if self._dropped or state.replaying:
+        if self._held.dropped or state.replaying:
             return
         for variable in variables:
             try:
@@ -196,7 +174,7 @@ class Steps:
         for block, values in written:
             if block.places is None:
                 block.places = self.places(block.points)
-            if not block.backward and not self._sizes and self._options.replay:
+            if not block.backward and not self._held.sizes and self._options.replay:
                 self._replays.look_again(block, values)
             self.judge(block.places, values, last=block is written[-1][0])
 
@@ -205,7 +183,7 @@ class Steps:
     ) -> None:
         """Append these readings to the open step; after the last of them have it judged."""
         rows, state = self._tracker.judge.rows(), self._state
-        places.fill(rows, values, state.seen, arrays, norms=self._norms)
+        places.fill(rows, values, state.seen, arrays, norms=self._held.norms)
         if not last:
             return
         try:

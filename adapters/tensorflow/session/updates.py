@@ -11,13 +11,11 @@ import tensorflow as tf
 from anynan._base.summary import Summary
 from anynan._diagnosis.evidence import BadParameter
 from anynan._readings.step import Step
-from anynan.tensorflow.graphs.traces import Traces
 from anynan.tensorflow.read import probes, readings
-from anynan.tensorflow.read.buffers import DeviceBuffers
 from anynan.tensorflow.read.frames import here, tensors
 from anynan.tensorflow.read.probes import SCOPE
-from anynan.tensorflow.read.weights import Weights, raw, read
-from anynan.tensorflow.replay.steps import State
+from anynan.tensorflow.read.weights import raw, read
+from anynan.tensorflow.replay.steps import Held, Part
 from anynan.tensorflow.session.steps import Steps
 
 _SETTINGS = (
@@ -25,33 +23,20 @@ _SETTINGS = (
 )  # fmt: skip
 
 
-class Updates:
+class Updates(Part):
     """Know the optimizers of tracked weights, and let no update through that is not wanted.
 
     Args:
-        weights: The weights.
-        buffers: Reads gradients in a graph.
-        traces: The graphs known.
-        state: What this thread knows.
+        held: What all parts of a session work on.
         steps: Ends a step where an update does.
-        gated: True where bad gradients are not to change a weight.
 
     Attributes:
         scaler: The loss scaler, None if there is none.
     """
 
-    def __init__(
-        self,
-        weights: Weights,
-        buffers: DeviceBuffers,
-        traces: Traces,
-        state: State,
-        steps: Steps,
-        *,
-        gated: bool,
-    ) -> None:
-        self._weights, self._buffers, self._traces = weights, buffers, traces
-        self._state, self._steps, self._gated = state, steps, gated
+    def __init__(self, held: Held, steps: Steps) -> None:
+        super().__init__(held)
+        self._weights, self._steps = held.layers.weights, steps
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self.scaler: weakref.ref[Any] | None = None
 
@@ -96,7 +81,7 @@ class Updates:
         self._traces.of(graph).updates.add(base)
         spread = tf.distribute.get_strategy().num_replicas_in_sync > 1
         # A loss scaler drops bad updates itself, and replicas may not meet inside of a condition.
-        if not self._gated or state.scaling or spread or state.replaying:
+        if not self._held.gated or state.scaling or spread or state.replaying:
             return run(grads, known)
         if not optimizer.built:
             optimizer.build(known)
@@ -122,11 +107,11 @@ class Updates:
         if not ours or state.replaying or state.applying:
             return run(*args, **kwargs)
         if graph is None:
-            if self._gated and state.backward and self._steps.rows().skip:
+            if self._held.gated and state.backward and self._steps.rows().skip:
                 return variable
             state.updated = state.updated or state.backward
             return run(*args, **kwargs)
-        if not self._gated:
+        if not self._held.gated:
             return run(*args, **kwargs)
         if frame is None or frame.graph is not graph or not self._buffers.alone:
             return run(*args, **kwargs)
