@@ -12,7 +12,6 @@ import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from threading import get_ident
 from types import FrameType, FunctionType
 from typing import Any
 
@@ -334,8 +333,6 @@ class FixRunner(BaseFixRunner):
         super().__init__(repairs)
         self._wholes: dict[FrameType, CompositeCall] = {}
         self._tally: OpCounter | None = None
-        self._busy = False
-        self._thread = get_ident()
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
@@ -363,11 +360,11 @@ class FixRunner(BaseFixRunner):
         real = primitive.bind
 
         def bind(*args: Any, **params: Any) -> Any:
-            if get_ident() != self._thread:
+            if not self.here:
                 return real(*args, **params)
             if self._tally is not None:
                 return self._counted(primitive, real, args, params)
-            if self._busy:
+            if self.busy:
                 return real(*args, **params)
             found, frame = self._wanted(word_of(primitive, params))
             if not found:
@@ -384,7 +381,7 @@ class FixRunner(BaseFixRunner):
             def run(*args: Any, **kwargs: Any) -> Any:
                 return real(function, *args, **kwargs)
 
-            if self._busy or self._tally is not None or get_ident() != self._thread:
+            if self.busy or self._tally is not None or not self.here:
                 return run(*args, **kwargs)
             name = getattr(function, "__name__", "")
             found, frame = self._wanted(names.function((name,)))
@@ -403,20 +400,11 @@ class FixRunner(BaseFixRunner):
         """Run an operation repaired; as it is where that cannot be."""
 
         def run() -> Any:
-            with self._aside(), context()(object()):  # its function may be in the middle of a trace
+            with context()(object()):  # its function may be in the middle of a trace
                 return make()(found)
 
         new = self.made(found, run)
         return real() if new is None else new
-
-    @contextmanager
-    def _aside(self) -> Iterator[None]:
-        """Repair nothing inside."""
-        self._busy = True
-        try:
-            yield
-        finally:
-            self._busy = False
 
     def _in_a_whole(
         self, found: list[Repair], frame: FrameType, primitive: Any, real: Callable[[], Any]
@@ -424,8 +412,7 @@ class FixRunner(BaseFixRunner):
         """Bind a part of a function of JAX's: its last gives what the function gives, repaired."""
         whole = self._wholes.get(frame)
         if whole is None:
-            with self._aside():
-                whole = self.made((), lambda: CompositeCall(frame, self._counts))
+            whole = self.made((), lambda: CompositeCall(frame, self._counts))
             if whole is None:
                 return real()
             self._wholes[frame] = whole
@@ -438,8 +425,8 @@ class FixRunner(BaseFixRunner):
             self.lost = "a function ran otherwise than before"
             return real()
         if whole.open:
-            with self._aside():
-                return whole.blank(primitive)
+            blank = self.made((), lambda: whole.blank(primitive))
+            return real() if blank is None else blank
         new = self._fixed(found, lambda: whole.fixed, lambda: None)
         if new is None:
             return real()

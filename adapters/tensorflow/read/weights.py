@@ -137,9 +137,7 @@ class Weights:
             points, held = [], []
             for name, (ref, path, buffer) in self._of.items():
                 variable = ref()
-                if variable is None or not (
-                    variable.dtype.is_floating or variable.dtype.is_complex
-                ):
+                if variable is None or not _can_be_bad(variable):
                     continue
                 local, dtype = name.rpartition(".")[2], probes.dtype(variable)
                 points.append(ProbePoint("", path, "parameter", local, 0, name, buffer, dtype))
@@ -150,16 +148,17 @@ class Weights:
         points, run = self._ends
         return points, run().numpy()
 
-    def bad(self, kept: list[tuple[Any, Any]]) -> list[BadParameter]:
+    def bad(self, kept: list[tuple[Any, Any]], only: str | None = None) -> list[BadParameter]:
         """List the variables that hold bad values now.
 
         Args:
             kept: Variables with what they held before, to be judged by that.
+            only: Look at the one of this name alone.
         """
         found = []
         before = {id(variable): value for variable, value in kept}
         for name, (ref, path, buffer) in self._of.items():
-            variable = ref()
+            variable = ref() if only in (None, name) else None
             if variable is None or not _can_be_bad(variable):
                 continue
             value = before.get(id(variable))
@@ -168,15 +167,6 @@ class Weights:
             if not bool(probes.fine(value)):
                 found.append(BadParameter(name, path, probes.measure(value), buffer))
         return found
-
-    def is_bad(self, name: str, kept: list[tuple[Any, Any]]) -> bool:
-        """Tell whether one variable holds bad values now, or before, where that was kept."""
-        held = self._of.get(name)
-        variable = None if held is None else held[0]()
-        if variable is None or not _can_be_bad(variable):
-            return False
-        value = next((value for one, value in kept if one is variable), None)
-        return not bool(probes.fine(read(variable) if value is None else value))
 
 
 def own_variables(layer: Any) -> list[tuple[str, Any]]:

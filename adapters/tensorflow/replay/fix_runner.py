@@ -8,7 +8,6 @@ beside it, and nothing takes it.
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from threading import get_ident
 from typing import Any
 
 import tensorflow as tf
@@ -61,10 +60,9 @@ class FixRunner(BaseFixRunner):
     def __init__(self, repairs: Sequence[Repair], traces: Traces) -> None:
         super().__init__(repairs)
         self.unrepaired: list[Any] = []
-        self._traces, self._busy = traces, False
+        self._traces = traces
         self._given: dict[int, Any] = {}
         self._graph: Any = None
-        self._thread = get_ident()
 
     def enter(self) -> None:
         """Take the graph that is traced for the one to repair: no other is changed."""
@@ -92,15 +90,13 @@ class FixRunner(BaseFixRunner):
     def _made(self, kind: str, name: Any = None, **given: Any) -> Any:
         """Make an operation, and its repair beside it if it is one of those."""
         made = self._make(kind, name, **given)
-        if self._busy or get_ident() != self._thread or names.operation(kind) not in self.names:
+        if self.busy or not self.here or names.operation(kind) not in self.names:
             return made
         *about, node, results = made
         found = self._wanted(node)
         if not found:
             return made
-        self._busy = True
         new = self.made(found, lambda: self._fixed(node, list(results), given, found))
-        self._busy = False
         if new is None:
             return made
         self._given.update((id(x), x) for x in new)

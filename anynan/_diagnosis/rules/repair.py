@@ -13,6 +13,7 @@ import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from threading import get_ident
 from typing import Any
 
 from anynan._diagnosis.lineage import OpRecord
@@ -112,18 +113,25 @@ class BaseFixRunner:
         repairs: The same.
         names: What their operations are called.
         lost: Why nothing can be told of the run, empty if something can.
+        busy: Whether a repaired operation is made at this moment: nothing inside of it is repaired.
     """
 
     def __init__(self, repairs: Sequence[Repair]) -> None:
         self.repairs = list(repairs)
         self.names = frozenset(item.operation for item in repairs)
-        self.lost = ""
+        self.lost, self.busy = "", False
+        self._thread = get_ident()
         self._used: set[Repair] = set()
 
     @property
     def whole(self) -> bool:
         """Tell whether every repair took its place."""
         return not self.lost and self._used == set(self.repairs)
+
+    @property
+    def here(self) -> bool:
+        """Tell whether this is the thread whose run it is."""
+        return get_ident() == self._thread
 
     def of(self, name: str, source: Source | None, layer: str | None) -> list[Repair]:
         """Choose the repairs of an operation."""
@@ -136,11 +144,14 @@ class BaseFixRunner:
             found: The repairs that take their place so.
             make: Runs it.
         """
+        before, self.busy = self.busy, True
         try:
             new = make()
         except Exception as error:  # noqa: BLE001  the second run goes on as the first one did
             self.lost = reason(error)
             return None
+        finally:
+            self.busy = before
         self._used.update(found)
         return new
 
