@@ -119,3 +119,18 @@ def test_a_branch_of_the_graph_is_said_to_be_closed():
     event = caught.value.event
     assert event.operation.name == "cond"
     assert any("the inside of a branch of the graph" in note for note in event.notes)
+
+
+def test_the_gradient_of_a_compiled_step_that_a_plain_function_calls_is_looked_into():
+    weight = tf.Variable([0.0, 1.0])
+
+    @tf.function
+    def train(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.sqrt(weight * x))
+        weight.assign_sub(tape.gradient(loss, weight))
+        return loss
+
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        anynan.tensorflow.track(lambda x: train(x))(tf.ones(2))
+    assert caught.value.event.operation.name == "sqrt", str(caught.value)

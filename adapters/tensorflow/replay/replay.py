@@ -186,7 +186,8 @@ class Replays(Part):
                 result.passed = self._passed(run)
             nested_end = run.end is not None and run.end.type in FUNCTIONS
             opaque = any(record.raw in names.OPAQUE for record in result.records)
-            if failed and (opaque or nested_end):
+            calls = any(node.type in FUNCTIONS for node in program.graph.get_operations())
+            if failed and (opaque or nested_end or (calls and not result.records)):
                 deeper = self._deeper(step)
                 if deeper is not None:
                     deeper.passed, result = result.passed, deeper
