@@ -20,7 +20,7 @@ from anynan.jax.graphs.bodies import Body, backwards, bodies, hides, rounds_of
 from anynan.jax.graphs.graph import Node
 from anynan.jax.graphs.lines import source
 from anynan.jax.graphs.operations import Op as Grouped
-from anynan.jax.graphs.versions import dropped, rebind
+from anynan.jax.graphs.versions import dropped, rebind, rebind_in
 from anynan.jax.program import signature
 from anynan.jax.program.evaluator import silent
 from anynan.jax.program.program import Program, Settings, form_of
@@ -155,30 +155,14 @@ class _Equation(Op):
         """Bind its primitive once more."""
         eqn, ins, count = self._node.eqn, list(self._ins), len(self._ins)
         for i in range(count):
-            if not checkable(eqn.invars[i].aval):
-                continue
             given = (inputs or {}).get(names.operand(self.raw, i, count))
-            ins[i] = ins[i] if given is None else given
-            if dtype is not None:
-                ins[i] = jnp.asarray(ins[i]).astype(dtype)
-        changed = {} if dtype is None else narrowed(eqn.params, dtype)
+            if given is not None and checkable(eqn.invars[i].aval):
+                ins[i] = given
         try:
-            return rebind(eqn, ins, **changed)
+            return rebind(eqn, ins) if dtype is None else rebind_in(eqn, ins, dtype)
         except Exception as error:
             msg = f"{self.raw} cannot be run in {dtype or 'this form'}: {reason(error)}"
             raise RerunError(msg) from error
-
-
-def narrowed(params: Mapping[str, Any], dtype: str) -> dict[str, Any]:
-    """Give the parameters that name a dtype with a fraction, with another in its place."""
-    wanted = jnp.dtype(dtype)
-    return {
-        key: wanted
-        for key, value in params.items()
-        if isinstance(value, np.dtype | type)
-        and key.endswith(("dtype", "element_type"))
-        and jnp.issubdtype(value, jnp.floating)
-    }
 
 
 def as_typed(var: Any, x: Any) -> Any:

@@ -12,9 +12,8 @@ from anynan._files.formats import FORMATS
 from anynan._trace.op import Observed, Observer
 from anynan.jax.graphs.graph import Node
 from anynan.jax.graphs.layers import inside
-from anynan.jax.graphs.versions import rebind
-from anynan.jax.observe import Run, as_typed, narrowed, observe, takes, traced
-from anynan.jax.read.probes import checkable
+from anynan.jax.graphs.versions import rebind_in
+from anynan.jax.observe import Run, as_typed, observe, takes, traced
 
 _CODE = """\
 # Compute in float32 in the modules of these layers: dtype=jnp.float32 in flax and Keras, or
@@ -143,12 +142,8 @@ class _Kept(Run):
         if place is None or not self._is_kept(self.program.layers.of(place)):
             typed = [as_typed(var, x) for var, x in zip(eqn.invars, ins, strict=True)]
             return super().bind(eqn, typed, node)
-        wide = [
-            jnp.asarray(x).astype(jnp.float32) if checkable(var.aval) else x
-            for var, x in zip(eqn.invars, ins, strict=True)
-        ]
         with eqn.ctx.manager:
-            return rebind(eqn, wide, **narrowed(eqn.params, "float32"))
+            return rebind_in(eqn, ins, "float32")
 
 
 def _narrows(x: Any) -> bool:

@@ -72,10 +72,6 @@ class Calls:
             if here and self.layers.call(node, call.layer) == call.index:
                 yield node
 
-    def when(self, node: Node, turn: Turn) -> tuple[float, ...]:
-        """Give what the operations of all turns can be put in order by."""
-        return _filled(node, turn)
-
     def before(self, node: Node, turn: Turn) -> int:
         """Count the calls that have ended when an operation runs."""
         return sum(end < _filled(node, turn) for end in self._ends)

@@ -11,6 +11,8 @@ from typing import Any
 
 import jax
 import jax.experimental
+import jax.numpy as jnp
+import numpy as np
 from jax.extend import core as jc
 from jax.extend import source_info_util
 
@@ -64,6 +66,23 @@ def rebind(eqn: Any, ins: list[Any], **changed: Any) -> list[Any]:
         functions, rest = bound
         outs = eqn.primitive.bind(*functions, *ins, **rest)
     return list(outs) if eqn.primitive.multiple_results else [outs]
+
+
+def rebind_in(eqn: Any, ins: list[Any], dtype: Any) -> list[Any]:
+    """Run an equation's primitive again in another dtype: operands, and what it is told to make."""
+    wanted = jnp.dtype(dtype)
+    cast = [
+        jnp.asarray(x).astype(wanted) if jnp.issubdtype(var.aval.dtype, jnp.floating) else x
+        for var, x in zip(eqn.invars, ins, strict=True)
+    ]
+    changed = {
+        key: wanted
+        for key, value in eqn.params.items()
+        if isinstance(value, np.dtype | type)
+        and key.endswith(("dtype", "element_type"))
+        and jnp.issubdtype(value, jnp.floating)
+    }
+    return rebind(eqn, cast, **changed)
 
 
 def is_nan_check(error: Exception) -> bool:

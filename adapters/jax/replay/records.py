@@ -10,7 +10,9 @@ import jax
 import numpy as np
 
 from anynan._base.summary import Summary
+from anynan._base.walks import walk
 from anynan._calls.collector import offer
+from anynan._diagnosis.evidence import BadParameter
 from anynan._diagnosis.lineage import External, OpRecord, Sink
 from anynan._diagnosis.operands import at_first_nan
 from anynan._diagnosis.records import (
@@ -32,14 +34,13 @@ from anynan.jax.graphs import names
 from anynan.jax.graphs.bodies import rounds_of
 from anynan.jax.graphs.graph import Node, Value, fills
 from anynan.jax.graphs.operations import Op
-from anynan.jax.graphs.versions import rebind, wide_numbers
+from anynan.jax.graphs.versions import rebind_in, wide_numbers
 from anynan.jax.program.evaluator import jit_once
 from anynan.jax.program.program import Program
 from anynan.jax.read import probes
 from anynan.jax.read.readings import Plan
 from anynan.jax.replay import saving
 from anynan.jax.replay.rounds import LoopIndex, LoopIterations, order
-from anynan.jax.replay.spoilt import blame
 
 if TYPE_CHECKING:
     from anynan.jax.replay.flags import Flag
@@ -451,11 +452,20 @@ class Recorder:
             add_masked_rows(record, probes.on_host(array), tuple(axes))
 
     def _wide(self, bad: BadOp) -> Any:
-        if len(bad.op.nodes) != 1:
-            return None
-        node: Node = bad.op.nodes[0]
+        """Run an operation again in a wider dtype, None if it has none."""
+        node = bad.op.nodes[0]
         operands = [self._array(i, bad) for i in node.ins]
-        return None if any(x is None for x in operands) else _widened(node.eqn, operands)
+        if len(bad.op.nodes) != 1 or any(x is None for x in operands):
+            return None
+        given, out = [var.aval.dtype for var in node.eqn.invars], node.eqn.outvars[0].aval.dtype
+        real = any(jax.numpy.issubdtype(dtype, jax.numpy.floating) for dtype in given)
+        if not real or jax.numpy.issubdtype(out, jax.numpy.complexfloating):
+            return None
+        narrow = out in (jax.numpy.float16, jax.numpy.bfloat16) or out.itemsize == 1
+        with wide_numbers():
+            operands = [jax.numpy.asarray(probes.on_host(x)) for x in operands]
+            wide = rebind_in(node.eqn, operands, "float32" if narrow else "float64")
+            return probes.on_host(wide[0])
 
     # Where harm was done.
 
@@ -477,29 +487,6 @@ class Recorder:
         return found
 
 
-def _widened(eqn: Any, operands: list[Any]) -> Any:
-    """Run an operation again in a wider dtype, None if it has none."""
-    out = eqn.outvars[0].aval.dtype
-    if not any(map(_is_float, operands)) or jax.numpy.issubdtype(out, jax.numpy.complexfloating):
-        return None
-    narrow = out in (jax.numpy.float16, jax.numpy.bfloat16) or out.itemsize == 1
-    target = np.dtype(np.float32 if narrow else np.float64)
-    given = {name: eqn.params.get(name) for name in ("preferred_element_type", "new_dtype")}
-    floats = (k for k, x in given.items() if x is not None and jax.numpy.issubdtype(x, np.floating))
-    with wide_numbers():
-        wide = [
-            jax.numpy.asarray(probes.on_host(x)).astype(target)
-            if _is_float(x)
-            else jax.numpy.asarray(x)
-            for x in operands
-        ]
-        return probes.on_host(rebind(eqn, wide, **dict.fromkeys(floats, target))[0])
-
-
-def _is_float(x: Any) -> bool:
-    return bool(jax.numpy.issubdtype(jax.numpy.result_type(x), np.floating))
-
-
 def _measured(array: Any) -> Summary:
     return at_first_nan(probes.measure(array), probes.on_host(array))
 
@@ -510,3 +497,48 @@ def _light(aval: Any, word: int) -> Summary:
         tuple(aval.shape), str(aval.dtype), "", int(aval.size), nan=int(word == probes.NAN),
         posinf=int(word == probes.POSINF), neginf=int(word == probes.NEGINF),
     )  # fmt: skip
+
+
+def blame(program: Program, record: OpRecord, op: Op) -> None:
+    """Put an update's operation where the weight is that it spoils."""
+    goal = {program.graph.results[i]: r for i, r in enumerate(program.results) if r.state}
+    for index in walk(op.outs, program.graph.makes, near=True):
+        result = goal.get(index)
+        if result is not None and result.source is not None:
+            leaf = program.leaves[result.source]
+            if leaf.role == "parameter":
+                record.parameter, record.layer = leaf.name, program.owner(leaf)
+                return
+
+
+def spoilt(program: Program, arrays: dict[tuple[int, LoopIndex], Any]) -> list[BadParameter]:
+    """Describe the first weight that an update spoilt, with its gradient and state."""
+    found = []
+    for i, result in enumerate(program.results):
+        array = arrays.get((program.graph.results[i], ()))
+        if array is None or not result.state or result.source is None:
+            continue
+        leaf = program.leaves[result.source]
+        if leaf.role != "parameter":
+            continue
+        grad = program.gradient_of(program.graph.results[i])
+        gradient = None if grad is None else arrays.get((grad, ()))
+        moments = {
+            name: (j, probes.measure(arrays[program.graph.results[j], ()]))
+            for j, name in program.moments(leaf)
+            if (program.graph.results[j], ()) in arrays
+        }
+        summary, name, state = probes.measure(array), leaf.name, False
+        bad = [j for j, held in moments.values() if held.bad]
+        if not summary.bad and bad:
+            name = program.leaves[program.results[bad[0]].source or 0].name
+            summary, state = next(held for j, held in moments.values() if j == bad[0]), True
+        found.append(
+            BadParameter(
+                name, program.owner(leaf), summary,
+                gradient=None if gradient is None else probes.measure(gradient),
+                state={name: held for name, (_, held) in moments.items()}, optimizer=state,
+                after=True,
+            )
+        )  # fmt: skip
+    return found

@@ -16,8 +16,7 @@ from anynan.jax.program.program import Program
 from anynan.jax.read import probes
 from anynan.jax.replay import saving
 from anynan.jax.replay.flags import Flag, flags
-from anynan.jax.replay.records import Recorder
-from anynan.jax.replay.spoilt import spoilt
+from anynan.jax.replay.records import Recorder, spoilt
 from anynan.jax.replay.steps import Step
 from anynan.jax.replay.zoom import nested
 
