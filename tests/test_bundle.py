@@ -334,7 +334,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return found
 
 
-@hypothesis.settings(max_examples=150)
+@hypothesis.settings(max_examples=60)
 @hypothesis.given(data=st.data())
 def test_tampered_facts_never_get_further_than_a_clear_error(bundle: Path, data: Any) -> None:
     from anynan._apps.bundle.bundle import _script, dialect_of
@@ -363,7 +363,7 @@ def test_tampered_facts_never_get_further_than_a_clear_error(bundle: Path, data:
     )
 
 
-@hypothesis.settings(max_examples=150)
+@hypothesis.settings(max_examples=60)
 @hypothesis.given(at=st.integers(0, 2000), byte=st.integers(0, 255), size=st.integers(0, 3))
 def test_tampered_tensors_never_get_further(bundle: Path, at: int, byte: int, size: int) -> None:
     folder = bundle.parent / "fuzz"

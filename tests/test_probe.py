@@ -127,7 +127,7 @@ def float_arrays(draw: st.DrawFn, dtypes: list[str]) -> Array:
     return LAYOUTS[draw(st.sampled_from(sorted(LAYOUTS)))](x)
 
 
-@settings(max_examples=400)
+@settings(max_examples=150)
 @given(
     x=float_arrays(NUMPY_REAL + NUMPY_COMPLEX + SMALL_REAL + SMALL_COMPLEX),
     piece=st.sampled_from([32, 2**19]),
@@ -172,7 +172,7 @@ def test_every_value_of_a_small_format_is_read_right(name: str) -> None:
         assert same(probe(np.array([x])), reference(np.array([x]))), x
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(
     hnp.arrays(
         st.sampled_from([np.dtype(kind) for kind in ("f2", "f4", "f8", "c8", "c16", ">f4", "i4")]),

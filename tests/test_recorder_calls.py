@@ -109,16 +109,7 @@ def test_a_clean_call_names_what_it_read() -> None:
 
 def test_a_clean_call_of_plain_arrays_calls_little() -> None:
     """What a call costs is counted: Python calls, those of the function itself left out."""
-    tracked, x = anynan.track(np.negative), np.ones(1000)
-    for _ in range(5):
-        tracked(x)
-    calls: list[str] = []
-    sys.setprofile(lambda _, event, __: calls.append(event) if event == "call" else None)
-    try:
-        tracked(x)
-    finally:
-        sys.setprofile(None)
-    assert len(calls) <= 13
+    assert python_calls(anynan.track(np.negative), np.ones(1000)) <= 13
 
 
 def test_limits_are_read_in_every_call() -> None:
@@ -217,21 +208,6 @@ def test_a_second_run_begins_with_the_containers_as_they_were() -> None:
     assert held.tolist() == [0.0, 2.0]
     assert params["w"].tolist() == [-1.0, 1.0]
     assert (params["count"], len(seen)) == (2, 2)
-
-
-def test_an_array_that_the_call_puts_into_a_container_is_no_input() -> None:
-    def step(params: dict[str, Any], x: Any) -> float:
-        params["w"] = np.log(params["w"] - x)
-        return 0.0
-
-    tracked = anynan.track(step)
-    params = {"w": np.array([9.0])}
-    tracked({"w": np.array([9.0])}, np.ones(1))
-    tracked({"w": np.array([9.0])}, np.ones(1))
-    with np.errstate(all="ignore"), pytest.raises(anynan.NonFiniteError) as caught:
-        tracked(params, np.full(1, 10.0))
-    event = caught.value.event
-    assert (event.phase, event.cause and event.cause.tag) == ("forward", "log_of_negative")
 
 
 class Dense:

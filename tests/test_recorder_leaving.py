@@ -502,17 +502,6 @@ def test_the_exception_of_code_that_refuses_a_bad_value_carries_the_report(read:
     assert (event.operation.name, event.severity) == ("divide", "bad")
 
 
-def test_an_exception_after_finite_values_is_only_that() -> None:
-    def program(x: Any) -> Any:
-        np.asarray(x + 1)
-        raise KeyError("a")
-
-    tracker = track(program)
-    with pytest.raises(KeyError):
-        tracker(np.ones(3))
-    assert tracker.events == ()
-
-
 @pytest.mark.parametrize("action", ["raise", "record"])
 @pytest.mark.parametrize("level", ["step", "layer"])
 @pytest.mark.parametrize("way", ["solver", "assert"])

@@ -45,7 +45,7 @@ def _arrays(draw: st.DrawFn) -> tuple[str, Array]:
     return name, draw(st.sampled_from([x, x.T, x[..., ::-1] if x.ndim else x]))
 
 
-@settings(max_examples=400)
+@settings(max_examples=150)
 @given(made=_arrays(), piece=st.sampled_from([5, 2**14]))
 def test_summary_agrees_with_the_reference(made: tuple[str, Array], piece: int) -> None:
     name, x = made
