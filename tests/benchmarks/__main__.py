@@ -7,11 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-ON_DEVICE = {"bench_torch", "bench_compiled", "bench_cupy", "bench_jax"}
+ON_DEVICE = {"bench_torch", "bench_compiled", "bench_jax"}
 
 if __name__ == "__main__":
     names = {path.stem for path in Path(__file__).parent.glob("bench_*.py")}
-    names = names & ON_DEVICE if "cuda" in sys.argv else names - {"bench_cupy"}
+    names = names & ON_DEVICE if "cuda" in sys.argv else names
     given = [word for word in sys.argv[1:] if f"bench_{word}" in names]
     names = {f"bench_{word}" for word in given} or names
     options = [word for word in sys.argv[1:] if word not in given]
