@@ -9,7 +9,6 @@ What is shown and what is run is therefore the same text.
 import ast
 import functools
 import math
-import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -207,45 +206,48 @@ def run(
     Raises:
         RepairError: If the operation is not what the expression is about.
     """
-    code = ast.parse(repair.expression, mode="eval").body
-    return _Run(repair.operation, words, own, operands, params).value(code)
+    code = ast.parse(repair.expression, mode="eval")
+    if not all(isinstance(part, _PARTS) for part in ast.walk(code)):
+        raise RepairError(repair.expression)
+    names = _Names(repair.operation, words, own, operands, params)
+    # In a file of ours: what runs in it has no line of its own.
+    return eval(compile(code, __file__, "eval"), {"__builtins__": {}}, names)  # noqa: S307  _PARTS
 
 
-_BINARY: dict[type, Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
-    ast.Div: operator.truediv, ast.Pow: operator.pow, ast.BitAnd: operator.and_,
-    ast.Gt: operator.gt, ast.Lt: operator.lt, ast.Eq: operator.eq, ast.NotEq: operator.ne,
-}  # fmt: skip
+# What an expression may be made of.
+_PARTS = (
+    ast.Expression, ast.Call, ast.keyword, ast.Name, ast.Constant, ast.BinOp, ast.UnaryOp,
+    ast.Compare, ast.expr_context, ast.operator, ast.unaryop, ast.cmpop,
+)  # fmt: skip
 
 
-class _Run:
-    """Walk one expression."""
+class _Names(dict[str, Any]):
+    """Hold what an expression may name: functions, and operands as they are asked for."""
 
     def __init__(
         self, operation: str, words: Namespace, own: Callable[..., Any],
         operands: Mapping[str, Any], params: Mapping[str, Any],
     ) -> None:  # fmt: skip
-        self._operation, self._words, self._own = operation, words, own
+        self._operation, self._words = operation, words
         self._operands, self._params = operands, params
+        where = words.where
+        super().__init__(
+            where=where,
+            isfinite=words.isfinite,
+            maximum=lambda x, y: where(x < y, y, x),  # a NaN stays
+            minimum=lambda x, y: where(x > y, y, x),
+            clip=lambda x, low, high: where(x < low, low, where(x > high, high, x)),
+            abs=lambda x: where(x < 0, -x, x),
+            sign=lambda x: where(x > 0, 1.0, where(x < 0, -1.0, 0.0 * x)),
+            sqrt=lambda x: x**0.5,
+            eye=lambda _: words.eye(self["A"]),
+            var=self._var,
+            sum=functools.partial(self._reduced, "sum"),
+            max=functools.partial(self._reduced, "max"),
+        )
+        self[operation] = own
 
-    def value(self, node: ast.expr) -> Any:
-        match node:
-            case ast.Constant(value=float() | int() as number):
-                return number
-            case ast.Name(id=name):
-                return self._named(name)
-            case ast.UnaryOp(op=ast.USub(), operand=inner):
-                return -self.value(inner)
-            case ast.BinOp(left=left, op=op, right=right):
-                return _BINARY[type(op)](self.value(left), self.value(right))
-            case ast.Compare(left=left, ops=[op], comparators=[right]):
-                return _BINARY[type(op)](self.value(left), self.value(right))
-            case ast.Call(func=ast.Name(id=name), args=args, keywords=keywords):
-                options = {item.arg: item.value for item in keywords}
-                return self._called(name, [self.value(item) for item in args], options)
-        raise RepairError(ast.unparse(node))
-
-    def _named(self, name: str) -> Any:
+    def __missing__(self, name: str) -> Any:
         second = name == "y" or (name == "p" and self._operation == "pow")
         match name:
             case "x" | "y" | "p" | "A":
@@ -253,43 +255,19 @@ class _Run:
                     if known in self._operands:
                         return self._operands[known]
             case "n":
-                return self._named("A").shape[-1]
+                return self["A"].shape[-1]
             case "seen":
-                anything = self._named("x") > -math.inf
+                anything = self["x"] > -math.inf
                 return self._words.reduce("any", anything, self._params.get("dim"), keepdims=True)
         raise RepairError(name)
 
-    def _called(self, name: str, args: list[Any], options: Mapping[str | None, ast.expr]) -> Any:
-        where = self._words.where
-        match name, args:
-            case _, _ if name == self._operation:
-                return self._own(*args)
-            case "where", [condition, x, y]:
-                return where(condition, x, y)
-            case "maximum", [x, y]:  # a NaN stays
-                return where(x < y, y, x)
-            case "minimum", [x, y]:
-                return where(x > y, y, x)
-            case "clip", [x, low, high]:
-                return where(x < low, low, where(x > high, high, x))
-            case "abs", [x]:
-                return where(x < 0, -x, x)
-            case "sign", [x]:
-                return where(x > 0, 1.0, where(x < 0, -1.0, 0.0 * x))
-            case "sqrt", [x]:
-                return x**0.5
-            case "isfinite", [x]:
-                return self._words.isfinite(x)
-            case "eye", [_]:
-                return self._words.eye(self._named("A"))
-            case "var", [x]:
-                return self._var(x)
-            case (("sum" | "max"), [x]):
-                axis = options.get("axis")
-                chosen = self._params.get("dim") if axis is None else ast.literal_eval(axis)
-                keep = self._params.get("keepdim", False) if axis is None else "keepdims" in options
-                return self._words.reduce(name, x, chosen, keepdims=bool(keep))
-        raise RepairError(name)
+    def _reduced(
+        self, name: str, x: Any, *, axis: int | None = None, keepdims: bool = False
+    ) -> Any:
+        """Reduce as the operation does, where no axis is given."""
+        if axis is None:
+            axis, keepdims = self._params.get("dim"), bool(self._params.get("keepdim", False))
+        return self._words.reduce(name, x, axis, keepdims=keepdims)
 
     def _var(self, x: Any) -> Any:
         """Give the variance as the operation takes it."""
@@ -297,6 +275,6 @@ class _Run:
         total = self._words.reduce("sum", x, axis, keepdims=True)
         count = math.prod(x.shape) / math.prod(total.shape)
         apart = x - total / count
-        keep = bool(self._params.get("keepdim", False))
-        squares = self._words.reduce("sum", apart * apart, axis, keepdims=keep)
-        return squares / (count - (1 if correction is None else correction))
+        return self._reduced("sum", apart * apart) / (
+            count - (1 if correction is None else correction)
+        )
