@@ -1,9 +1,10 @@
 """Text from outside (names, code, messages), made safe to print: escaped, and bounded in length."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
-from anynan._base.summary import Summary
-from anynan.events import Event, Operation, Source
+from anynan.events import Cause, Event, Source
 
 NAME = 200
 PROSE = 800
@@ -44,54 +45,37 @@ def escaped(text: str) -> str:
     )
 
 
+# What is told in sentences; everything else is a name.
+_SENTENCES: dict[type, tuple[str, ...]] = {
+    Event: ("expected", "notes"), Cause: ("text", "fix", "evidence"),
+}  # fmt: skip
+
+
 def printable(event: Event) -> Event:
     """Return the event with every text fit to print; code keeps its length, to be cut to fit."""
-    cause = event.cause
-    if cause is not None:
-        cause = replace(
-            cause,
-            text=prose(cause.text),
-            fix=prose(cause.fix),
-            evidence=prose(cause.evidence),
-        )
-    tried, spread = event.tried, event.spread
-    if spread.surfaced is not None:
-        spread = replace(spread, surfaced=name(spread.surfaced))
-    return replace(
-        event,
-        layer=_maybe(event.layer),
-        tensor=name(event.tensor),
-        parameter=_maybe(event.parameter),
-        summary=_summary(event.summary),
-        operation=_operation(event.operation),
-        then=_operation(event.then),
-        cause=cause,
-        trail=tuple((name(layer), value) for layer, value in event.trail),
-        spread=spread,
-        expected=None if event.expected is None else prose(event.expected),
-        notes=tuple(map(prose, event.notes)),
-        target=name(event.target),
-        tried=None if tried is None else replace(tried, repair=name(tried.repair)),
-        others=tuple(map(printable, event.others)),
-    )
+    safe: Event = _safe(event, name)
+    return safe
 
 
-def _operation(operation: Operation | None) -> Operation | None:
-    if operation is None:
-        return None
-    return replace(
-        operation,
-        name=name(operation.name),
-        inputs=tuple(item for x in operation.inputs if (item := _summary(x)) is not None),
-        output=_summary(operation.output),
-        source=_source(operation.source),
-        layer=_maybe(operation.layer),
-    )
+def _safe(value: Any, escape: Callable[[str], str]) -> Any:
+    if isinstance(value, str):
+        return escape(value)
+    if isinstance(value, tuple):
+        return tuple(_safe(item, escape) for item in value)
+    if isinstance(value, Source):
+        return _source(value)
+    if not hasattr(value, "__dataclass_fields__"):
+        return value
+    sentences, changed = _SENTENCES.get(type(value), ()), {}
+    for key in value.__dataclass_fields__:
+        x = getattr(value, key)
+        new = _safe(x, prose if key in sentences else name)
+        if new is not x and new != x:
+            changed[key] = new
+    return replace(value, **changed) if changed else value
 
 
-def _source(source: Source | None) -> Source | None:
-    if source is None:
-        return None
+def _source(source: Source) -> Source:
     text, via_text = (code.replace("\t", " ") for code in (source.text, source.via_text))
     start, end = (
         None if column is None else len(escaped(text[:column]))
@@ -102,19 +86,11 @@ def _source(source: Source | None) -> Source | None:
         file=escaped(source.file),  # whole, so that it can be opened
         function=name(source.function),
         text=escaped(text),
-        via=_maybe(source.via),
+        via=_safe(source.via, name),
         column=start,
         end_column=end,
         via_text=escaped(via_text),
     )
-
-
-def _summary(summary: Summary | None) -> Summary | None:
-    return None if summary is None else replace(summary, dtype=name(summary.dtype))
-
-
-def _maybe(text: str | None) -> str | None:
-    return None if text is None else name(text)
 
 
 def _cut(text: str, limit: int) -> str:
