@@ -10,6 +10,9 @@ from anynan._base.escaping import name as printed
 from anynan.arrays.errorlog import ErrorLog
 
 NAMED = 5
+_NOT_WATCHED = (
+    "  note      NumPy's arrays are not watched: anynan.track(function) finds where it began"
+)
 LOOKED_AT = 2**26  # bytes: a larger array is left alone as the program ends
 
 
@@ -18,9 +21,14 @@ def listen() -> ErrorLog:
     return ErrorLog(copy_context())
 
 
-def closing(errors: ErrorLog) -> list[str]:
-    """Say what NumPy met, and what is NaN as the program ends."""
-    return [*_met(errors), *_left()]
+def closing(errors: ErrorLog, *, told: bool) -> list[str]:
+    """Say what NumPy met, and what is NaN as the program ends.
+
+    Args:
+        errors: What NumPy met.
+        told: Whether the program was told of something bad, which all of it may come from.
+    """
+    return [*_met(errors), *_left(told=told)]
 
 
 def _met(errors: ErrorLog) -> list[str]:
@@ -32,17 +40,15 @@ def _met(errors: ErrorLog) -> list[str]:
     ]
 
 
-def _left() -> list[str]:
+def _left(*, told: bool) -> list[str]:
     """Say which of NumPy's arrays and numbers that the program names are NaN as it ends."""
     main = vars(sys.modules["__main__"])
     names = [name for name, x in list(main.items()) if not name.startswith("_") and _is_nan(x)]
     if not names:
         return []
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return [
-        f"anynan: NaN as the program ended: {printed(', '.join(names[:NAMED]))}{more}",
-        "  note      NumPy's arrays are not watched: anynan.track(function) finds where it began",
-    ]
+    found = f"anynan: NaN as the program ended: {printed(', '.join(names[:NAMED]))}{more}"
+    return [found] if told else [found, _NOT_WATCHED]
 
 
 def _is_nan(x: Any) -> bool:

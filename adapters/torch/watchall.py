@@ -2,13 +2,14 @@
 
 import functools
 import importlib
+import itertools
 import re
 import sys
 import threading
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any
@@ -193,7 +194,7 @@ class Finder:
             return
         try:
             if module in self._known or self._is_others(module):
-                if module is not self._last() and session_of(module) is not None:
+                if module is not self._last() and session_of(module) and not _is_bare(module):
                     self._last = weakref.ref(module)
                 return
             heir = self._heir(module)
@@ -205,7 +206,7 @@ class Finder:
                 return
             last = self._last()
             session = None if last is None else session_of(last)
-            bare = next(_state(module), None) is None
+            bare = _is_bare(module)
             if bare and (computes or isinstance(session, ModelSession)):  # a loss: no model
                 self._stateless.add(module)
                 self._known.update(module.modules())
@@ -281,7 +282,6 @@ def _has_graph(x: Any, depth: int = 2) -> bool:
     return depth > 0 and any(_has_graph(item, depth - 1) for item in x)
 
 
-def _state(module: torch.nn.Module) -> Iterator[Any]:
-    """Walk what a model has and a loss has not: weights, and statistics of what it saw."""
-    yield from module.parameters()
-    yield from module.buffers()
+def _is_bare(module: torch.nn.Module) -> bool:
+    """Tell whether it has nothing that a model has: no weights, no statistics of what it saw."""
+    return next(itertools.chain(module.parameters(), module.buffers()), None) is None

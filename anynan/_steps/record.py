@@ -19,7 +19,7 @@ MAX_EVENTS = 10_000
 # Of one origin so many are reported in a row, then each tenth, hundredth and so on.
 REPORTED = 3
 # What is said where no second run showed the operation.
-_UNSEEN = (None, "unknown", "made_between_layers")
+_UNSEEN = (None, "unknown", "made_between_layers", "outside_the_model")
 
 
 class Record:

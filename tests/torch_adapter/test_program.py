@@ -130,7 +130,8 @@ def test_a_transform_of_data_is_no_model(tmp_path: Path) -> None:
     class Normalize(torch.nn.Module):
         def forward(self, x): return (x - 0.1) / 0.3
     class Layer(torch.nn.Linear):
-        def forward(self, x): return torch.relu(x @ self.weight.T + self.bias)
+        relu = torch.nn.ReLU()
+        def forward(self, x): return self.relu(x @ self.weight.T + self.bias)
     normalize, layer = Normalize(), Layer(4, 4)
     data = torch.stack([normalize(torch.rand(4)) for _ in range(30)])
     optimizer = torch.optim.Adam(layer.parameters())

@@ -93,6 +93,15 @@ def test_a_loss_belongs_to_the_model_it_is_given(raising: Found) -> None:
     assert line.startswith("anynan: Sequential: 1 bad in 1 step: 5 layers")
 
 
+def test_one_fault_is_one_event_however_often_it_comes(found: Found) -> None:
+    model = net()
+    for _ in range(6):
+        (model(torch.ones(3, 4)).sum() * 0).log().backward()
+        model.zero_grad()
+    (event,) = found.events
+    assert (event.operation.name, event.times) == ("log", 6)
+
+
 def test_what_the_model_made_is_no_batch_to_its_loss(found: Found) -> None:
     train(net(Log()), nn.MSELoss())
     (event,) = found.events

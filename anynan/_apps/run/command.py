@@ -85,7 +85,7 @@ def run(chosen: argparse.Namespace) -> int:
     found.ended_by = ended_by
     end()
     listeners.remove(own.hear)
-    ending = Ending(found, own, arrays.closing(errors), ended_by)
+    ending = Ending(found, own, arrays.closing(errors, told=bool(found.bad())), ended_by)
     shown = ended_by is not None and not isinstance(ended_by, SystemExit)
     quiet = chosen.action in ("record", "skip") and not shown
     for event in found.bad()[: int(quiet)]:
