@@ -396,19 +396,6 @@ def test_the_compiled_and_the_plain_model_are_one_target() -> None:
 # Leaving.
 
 
-def test_removal_leaves_nothing_in_the_graph() -> None:
-    net = Net()
-    tracker = anynan.torch.track(net)
-    call = torch.compile(net, backend=BACKEND, fullgraph=True)
-    train(call, net, 2)
-    board = inside(tracker).judge.adapter.graphs.boards[0]
-    tracker.remove()
-    train(call, net, 2)
-    assert not math.isfinite(board.take().sum())  # empty: nothing wrote there
-    assert not counters["graph_break"]
-    call(torch.full((2, 8), math.nan))
-
-
 def test_pausing_keeps_the_graph_and_reports_nothing() -> None:
     net = Net()
     tracker = anynan.torch.track(net)

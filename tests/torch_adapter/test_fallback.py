@@ -160,23 +160,6 @@ def test_a_gradient_that_came_into_the_models_call_was_made_outside_of_it() -> N
     assert "track the training step" not in event.cause.fix
 
 
-def test_what_a_step_hands_to_its_model_is_not_called_the_batch() -> None:
-    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
-    data: SimpleQueue[Any] = SimpleQueue()
-    data.put(-1.0)
-
-    def step() -> torch.Tensor:
-        x = torch.ones(2, 2) if data.empty() else torch.full((2, 2), data.get()).log()
-        return model(x).sum()
-
-    tracker = anynan.torch.track(step, action="record")
-    tracker()
-    (event,) = bad(tracker)
-    assert event.layer is None
-    assert event.phase == "loss"
-    assert event.cause.tag == "made_between_layers"
-
-
 # An exception of the program's, because of a bad value.
 
 
@@ -236,24 +219,6 @@ def test_rows_that_wait_are_read_when_an_exception_ends_the_step() -> None:
         tracker(torch.ones(2, 2))
     assert named(caught.value.event) == ("1", "forward", "log")
     assert isinstance(caught.value.__cause__, ValueError)
-
-
-@pytest.mark.parametrize("way", DEADLY)
-def test_an_exception_inside_of_a_model_takes_the_report_along(way: str) -> None:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(2, 3)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return DEADLY[way](nan_forward(self.linear(x)))
-
-    model = Net()
-    anynan.torch.track(model)
-    with pytest.raises(Exception, match=r"\w") as caught:
-        model(torch.ones(3, 2))
-    assert not isinstance(caught.value, anynan.AnomalyError)
-    assert "log(-1.0)" in caught.value.__notes__[0]
 
 
 @pytest.mark.parametrize("level", ["step", "layer", "operation"])

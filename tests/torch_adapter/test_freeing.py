@@ -2,16 +2,10 @@
 
 import copy
 import gc
-import io
-import pickle
-import subprocess
-import sys
-import textwrap
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +16,7 @@ import anynan
 from anynan._steps.tracked import inside
 from tests.flat import split
 from tests.torch_adapter.stepping import small
-from tests.torch_adapter.training import assert_same, live_tensors
+from tests.torch_adapter.training import live_tensors
 
 # Nothing kept alive.
 
@@ -161,72 +155,7 @@ def test_a_model_is_freed_at_once(options: Any, until: str) -> None:
             tracker.remove()
 
 
-def test_inputs_and_outputs_are_freed_at_the_end_of_a_step() -> None:
-    model = small()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    anynan.torch.track(model)
-    with no_collector():
-        x = torch.randn(3, 4)
-        out = model(x)
-        refs = [weakref.ref(x), weakref.ref(out)]
-        loss = out.sum()
-        loss.backward()
-        optimizer.step()
-        del x, out, loss
-        assert [ref() for ref in refs] == [None, None]
-
-
 # Copies.
-
-
-@pytest.mark.tier(2)
-def test_a_pickle_loads_where_anynan_is_not_installed(tmp_path: Path) -> None:
-    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
-    tracker = anynan.torch.track(model)
-    x = torch.randn(3, 4)
-    expected = model(x)
-    (tmp_path / "model.pickle").write_bytes(pickle.dumps(model))
-    torch.save(model, tmp_path / "model.pt")
-    torch.save((x, expected.detach()), tmp_path / "data.pt")
-    code = """
-        import pickle, sys, torch
-        sys.modules["anynan"] = None  # importing it now fails
-        x, expected = torch.load("data.pt")
-        for model in (
-            pickle.load(open("model.pickle", "rb")), torch.load("model.pt", weights_only=False)
-        ):
-            out = model(x)
-            assert torch.equal(out, expected)
-            out.sum().backward()
-        print("loaded")
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        cwd=tmp_path,
-        env={"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.stdout == "loaded\n", done.stderr
-    assert not tracker.events
-
-
-def test_state_dict_is_untouched() -> None:
-    model = small()
-    names = list(model.state_dict())
-    repr_before = repr(model)
-    anynan.torch.track(model, advanced=anynan.Advanced(parameters=True))
-    model(torch.randn(3, 4)).sum().backward()
-    assert list(model.state_dict()) == names
-    assert repr(model) == repr_before
-    buffer = io.BytesIO()
-    torch.save(model.state_dict(), buffer)
-    buffer.seek(0)
-    model.load_state_dict(torch.load(buffer))
-    other = small()
-    other.load_state_dict(model.state_dict())
-    assert_same(dict(model.state_dict()), dict(other.state_dict()))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

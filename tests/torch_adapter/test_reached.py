@@ -88,38 +88,6 @@ def test_what_a_layer_counts_in(where: str, whole: bool) -> None:
     assert (model.n, float(model.tensor), float(model.moving)) == (5, 5.0, 5.0)
 
 
-def test_a_small_tensor_that_a_step_overwrites() -> None:
-    net, n = nn.Linear(2, 2), torch.zeros(())
-
-    def step() -> torch.Tensor:
-        n.add_(1)
-        return fault(int(n), net(torch.ones(1, 2)))
-
-    before = n
-    assert operations(step) == ALL
-    assert before is n
-    assert float(n) == 5
-
-
-def test_momentum_kept_by_hand_moves_once() -> None:
-    net = nn.Linear(2, 1, bias=False)
-    velocity = [torch.zeros_like(p) for p in net.parameters()]
-
-    def step(x: torch.Tensor) -> torch.Tensor:
-        loss = torch.sqrt(net(x) * 0).sum()
-        loss.backward()
-        with torch.no_grad():
-            for v, p in zip(velocity, net.parameters(), strict=True):
-                v.mul_(0.9).add_(torch.ones_like(p))
-        return loss
-
-    tracker = anynan.torch.track(step, action="record")
-    tracker(torch.ones(1, 2))
-    tracker.remove()
-    assert tracker.events[0].operation is not None
-    assert velocity[0].tolist() == [[1.0, 1.0]]
-
-
 # Whose dice.
 
 

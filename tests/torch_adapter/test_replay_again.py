@@ -1,10 +1,8 @@
 """The second run repeats the first: random numbers, batches, weights, autocast."""
 
-import random
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -14,7 +12,6 @@ from tests.torch_adapter.failing_models import (
     Body,
     batch,
     failing,
-    model_event,
     operation,
     step_event,
 )
@@ -41,21 +38,6 @@ def test_dropout_is_reproduced(read: Any) -> None:
 class Reciprocal(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return 1 / x.abs()
-
-
-def test_every_generator_is_reproduced() -> None:
-    class Drawn:  # a replay leaves what a class holds alone
-        numbers: ClassVar[list[tuple[float, float, float]]] = []
-
-    def noisy(x: torch.Tensor) -> torch.Tensor:
-        numbers = random.random(), float(np.random.rand()), float(torch.rand(()))  # noqa: NPY002
-        Drawn.numbers.append(numbers)
-        return torch.log(-1 - x.abs()) * sum(numbers)
-
-    event = model_event(noisy)
-    assert operation(event).name == "log"
-    assert len(Drawn.numbers) == 3, "once, once more in the replay, and once with the fix"
-    assert Drawn.numbers[0] == Drawn.numbers[1]
 
 
 # What came in bad.
@@ -178,49 +160,3 @@ def test_a_layer_called_past_the_model_is_said() -> None:
     assert (event.layer, event.operation) == (None, None)  # it was given what is bad
     assert "what first was given" in str(event.cause)
     assert any("past the model" in note for note in event.notes)
-
-
-def test_replaying_is_true_only_in_the_replay() -> None:
-    class Seen:
-        told: ClassVar[list[bool]] = []
-
-    def look(x: torch.Tensor) -> torch.Tensor:
-        Seen.told.append(anynan.replaying())
-        return torch.log(-1 - x.abs())
-
-    assert not anynan.replaying()
-    model_event(look)
-    assert Seen.told == [False, True, True]
-    assert not anynan.replaying()
-
-
-def test_a_replay_that_raises_tells_what_and_stays_at_the_layer() -> None:
-    def fragile(x: torch.Tensor) -> torch.Tensor:
-        if anynan.replaying():
-            msg = "only once"
-            raise RuntimeError(msg)
-        return torch.log(-1 - x.abs())
-
-    event = model_event(fragile)
-    assert event.kind == "nan"
-    assert event.operation is None
-    assert any("RuntimeError: only once" in note for note in event.notes)
-
-
-def test_the_same_failure_is_replayed_a_few_times_only() -> None:
-    class Calls:
-        told: ClassVar[list[bool]] = []
-
-    def look(x: torch.Tensor) -> torch.Tensor:
-        Calls.told.append(anynan.replaying())
-        return torch.log(-1 - x.abs())
-
-    model = Body(look)
-    tracker = anynan.torch.track(model, action="record")
-    with torch.no_grad():
-        for _ in range(8):
-            model(batch())
-    # Each time once as it was, and once with the fix.
-    assert sum(Calls.told) == 6
-    (event,) = tracker.events
-    assert (event.times, event.operation.name) == (8, "log")

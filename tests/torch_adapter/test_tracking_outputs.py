@@ -110,30 +110,6 @@ def test_positional_inputs_are_named_after_the_argument() -> None:
 # Shapes of models.
 
 
-def test_shared_module_counts_its_calls() -> None:
-    class Log(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.log(x)
-
-    class Twice(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.shared = Log()
-            self.alias = self.shared
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.alias(self.shared(1 + x.abs()) - 100)
-
-    model = Twice()
-    tracker = anynan.torch.track(model, action="record")
-    with torch.no_grad():
-        model(batch())
-    (event,) = bad(tracker)
-    assert event.layer in ("shared", "alias")
-    assert event.call == 1
-    assert [r.call for r in tracker.history if r.layer == event.layer] == [0, 1]
-
-
 def test_reentrant_module() -> None:
     class Tree(nn.Module):
         def __init__(self) -> None:

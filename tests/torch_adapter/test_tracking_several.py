@@ -1,9 +1,7 @@
 """Several models, trackers and threads in one process."""
 
 import functools
-import threading
 import warnings
-from typing import Any
 
 import torch
 from torch import nn
@@ -81,42 +79,6 @@ def test_models_are_found_in_arguments_and_partials() -> None:
 
 
 # Threads.
-
-
-def run_threads(*targets: Any) -> None:
-    errors: list[BaseException] = []
-
-    def guarded(target: Any) -> None:
-        try:
-            target()
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=guarded, args=(target,)) for target in targets]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
-
-
-def test_threads_that_train_different_models() -> None:
-    models = [Net() for _ in range(3)]
-    trackers = [anynan.torch.track(model, action="record") for model in models]
-
-    def work(i: int) -> None:
-        optimizer = torch.optim.SGD(models[i].parameters(), lr=0.01)
-        for at in range(10):
-            models[i].fault.armed = "forward" if (i, at) == (1, 7) else None
-            train(models[i], optimizer)
-            if models[i].fault.armed:
-                break
-
-    run_threads(*[lambda i=i: work(i) for i in range(3)])
-    assert [len(bad(t)) for t in trackers] == [0, 1, 0]
-    assert bad(trackers[1])[0].step == 7
-    assert [len(t.history) for t in trackers] == [10, 8, 10]
 
 
 # What is in reach of a logger.

@@ -79,21 +79,3 @@ def test_a_bad_gradient_beside_an_unused_output_is_named() -> None:
         used.sum().backward()
     event = caught.value.event
     assert (event.phase, event.operation.name) == ("backward", "sqrt")
-
-
-def test_a_function_that_gives_no_gradient_back() -> None:
-    model = nn.Linear(3, 3)
-    tracker = anynan.torch.track(model)
-
-    class Stop(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Tensor) -> Tensor:
-            return x * 2
-
-        @staticmethod
-        def backward(ctx: Any, grad: Tensor) -> None:
-            return None
-
-    Stop.apply(model(torch.randn(2, 3))).sum().backward()
-    assert not tracker.events
-    assert model.weight.grad is None

@@ -1,6 +1,7 @@
 """A NaN that the code itself writes: no operation makes it, and it is bad wherever it leaves."""
 
 import math
+import warnings
 from collections.abc import Callable
 
 import numpy as np
@@ -29,8 +30,6 @@ WRITES: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
     "assignment": (overwritten, "written_constant"),
     "table": (lambda x: x + TABLE, "bad_input"),
 }
-every_write = pytest.mark.parametrize("what", list(WRITES))
-every_level = pytest.mark.parametrize("level", ["layer", "operation"])
 
 
 class Body(nn.Module):
@@ -42,35 +41,22 @@ class Body(nn.Module):
         return self.body(x)
 
 
-@every_write
-@every_level
-def test_it_is_bad_where_it_leaves_a_layer(what: str, level: str) -> None:
+@pytest.mark.parametrize("what", list(WRITES))
+@pytest.mark.parametrize("level", ["layer", "operation"])
+@pytest.mark.parametrize("inside", [True, False])
+def test_it_is_bad_where_it_leaves_a_layer_or_a_step(what: str, level: str, inside: bool) -> None:
     body, cause = WRITES[what]
     model = nn.Sequential(nn.Linear(3, 3), Body(body), nn.Linear(3, 2), nn.Softmax(-1))
-    tracker = anynan.torch.track(model, level=level)
-    with pytest.raises(anynan.NonFiniteError) as caught:
-        model(torch.ones(2, 3))
+    tracker = anynan.torch.track(model if inside else body, level=level)
+    with pytest.raises(anynan.NonFiniteError) as caught, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "anynan: no module was found")
+        tracker(torch.ones(2, 3))
         tracker.flush()
     event = caught.value.event
-    assert (event.layer, event.phase, event.kind) == ("1", "forward", "nan")
+    where = ("1", "forward") if inside else (None, "loss")
+    assert (event.layer, event.phase, event.kind) == (*where, "nan")
     assert event.cause.tag == cause
     assert event.operation.source.file == __file__
-
-
-@every_write
-@every_level
-def test_it_is_bad_where_it_leaves_a_step(what: str, level: str) -> None:
-    body, cause = WRITES[what]
-
-    @anynan.torch.track(action="record", level=level)
-    def step(x: Tensor) -> Tensor:
-        return body(x)
-
-    with pytest.warns(anynan.errors.AnynanWarning, match="no module was found"):
-        step(torch.ones(2, 3))
-    (event,) = [event for event in step.events if event.severity == "bad"]
-    assert event.layer is None
-    assert event.cause.tag == cause
 
 
 def test_it_may_be_taken_away_inside_its_layer() -> None:
