@@ -155,7 +155,7 @@ def test_the_device_counts_what_an_accelerator_would_wait_for() -> None:
 # Clean steps.
 
 
-@pytest.mark.parametrize("scale", [0.0, 2.0**4])
+@pytest.mark.parametrize("scale", [2.0**4, pytest.param(0.0, marks=pytest.mark.tier(2))])
 @pytest.mark.parametrize("tracked", ["model", "step"])
 @pytest.mark.parametrize("level", ["step", "layer"])
 def test_a_clean_step_adds_one_read_and_changes_no_bit(
@@ -234,7 +234,7 @@ def test_a_call_without_gradients_adds_one_read() -> None:
 
 
 @pytest.mark.parametrize("level", [None, pytest.param("step", marks=pytest.mark.tier(2))])
-@pytest.mark.parametrize("tracked", ["model", "step"])
+@pytest.mark.parametrize("tracked", ["step", pytest.param("model", marks=pytest.mark.tier(2))])
 @pytest.mark.parametrize(
     ("fault", "name", "cause"),
     [("forward", "log", "log_of_negative"), ("backward", "sqrt", "sqrt_gradient_at_zero")],

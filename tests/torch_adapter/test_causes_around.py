@@ -1,6 +1,5 @@
 """Causes outside of a layer's arithmetic: data, weights, updates, training."""
 
-import copy
 import gc
 import math
 from collections.abc import Callable, Iterator
@@ -176,26 +175,65 @@ def first_bad_update(step: Callable[[Tensor], Tensor], *batches: Tensor, paramet
     return event
 
 
-@circumstance("optimizer_epsilon_underflow")
-@pytest.mark.parametrize("parameters", [True, False])
-def test_adam_in_half_precision(*, parameters: bool) -> None:
-    net = nn.Linear(2, 2, bias=False).half()
-    step = training(net, torch.optim.Adam(net.parameters(), 1e-3))
-    x = torch.tensor([[1.0, 0.0]], dtype=torch.float16)
-    event = first_bad_update(step, x, x, parameters=parameters)
-    assert tag_of(event) == "optimizer_epsilon_underflow"
-    assert evidence_of(event) == "2 of 4 elements of exp_avg_sq are 0 in float16"
-    assert event.step == 0
+def spoiled(params: Any) -> torch.optim.Optimizer:
+    optimizer = torch.optim.Adam(params, 1e-3)
+    (weight,) = optimizer.param_groups[0]["params"]
+    weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    optimizer.state[weight]["exp_avg"][0, 0] = math.nan
+    return optimizer
 
 
+def having(kind: Any, **setting: float) -> Callable[[Any], torch.optim.Optimizer]:
+    def make(params: Any) -> torch.optim.Optimizer:
+        optimizer: torch.optim.Optimizer = kind(params, lr=0.1)
+        optimizer.param_groups[0].update(setting)
+        return optimizer
+
+    return make
+
+
+SGD, ADAM, ADAMW = torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW
+UNDERFLOW, TOO_LARGE = "optimizer_epsilon_underflow", "optimizer_step_too_large"
+SETTING, STATE = "optimizer_setting_bad", "optimizer_state_bad"
+HALF = torch.float16
+# What updates a weight, its dtype, two batches, the cause, what is said where the weights are
+# looked at after each update, and where the next step finds them bad.
+UPDATES: list[tuple[Any, torch.dtype, list[float], list[float], str, str, str]] = [
+    (lambda p: ADAM(p, 1e-3), HALF, [1, 0], [1, 0], UNDERFLOW,
+     *["2 of 4 elements of exp_avg_sq are 0 in float16"] * 2),
+    (lambda p: ADAM(p, eps=0.0), torch.float32, [1, 0], [1, 0], UNDERFLOW,
+     *["the optimizer's eps is 0"] * 2),
+    (lambda p: SGD(p, 1e4), HALF, [100, 0], [0, 0], TOO_LARGE,
+     "the gradient reached 100, and 10,000 times that is beyond 65,504",
+     "2 x -inf of 4 elements, all finite at step 0"),  # zero_grad() took the gradient
+    (lambda p: SGD(p, 1e38), torch.float32, [10, 10], [10, 10], TOO_LARGE,
+     "the gradient reached 10, and 1e+38 times that is beyond 3.403e+38", ""),
+    (having(SGD, lr=math.nan), torch.float32, [1, 1], [1, 1], SETTING, *["lr is nan"] * 2),
+    (having(ADAMW, lr=math.inf), torch.float32, [1, 1], [1, 1], SETTING, *["lr is inf"] * 2),
+    (having(ADAMW, weight_decay=math.inf), torch.float32, [1, 1], [1, 1], SETTING,
+     *["weight_decay is inf"] * 2),
+    (spoiled, torch.float32, [1, 1], [1, 1], STATE, *["exp_avg: 1 x NaN of 4 elements"] * 2),
+]  # fmt: skip
+
+
+@circumstance(UNDERFLOW, TOO_LARGE, SETTING, STATE)
 @pytest.mark.parametrize("parameters", [True, False])
-def test_adam_whose_eps_is_0(*, parameters: bool) -> None:
-    net = nn.Linear(2, 2, bias=False)
-    step = training(net, torch.optim.Adam(net.parameters(), eps=0.0))
-    x = torch.tensor([[1.0, 0.0]])
-    event = first_bad_update(step, x, x, parameters=parameters)
-    assert tag_of(event) == "optimizer_epsilon_underflow"
-    assert event.cause.text.startswith("the optimizer's eps is 0")
+@pytest.mark.parametrize(
+    ("make", "dtype", "first", "second", "tag", "at_once", "later"), UPDATES, ids=lambda _: ""
+)
+def test_an_update_that_finite_gradients_spoil(
+    make: Any, dtype: Any, first: Any, second: Any, tag: str, at_once: str, later: str,
+    *, parameters: bool,
+) -> None:  # fmt: skip
+    net = nn.Linear(2, 2, bias=False).to(dtype)
+    step = training(net, make(net.parameters()))
+    batches = (torch.tensor([x], dtype=dtype) for x in (first, second))
+    event = first_bad_update(step, *batches, parameters=parameters)
+    assert tag_of(event) == tag
+    assert event.step == 0 or not parameters
+    said = at_once if parameters else later
+    assert evidence_of(event) == said or event.cause.text.startswith(said)
 
 
 @circumstance("weight_written")
@@ -242,36 +280,6 @@ def test_what_an_optimizer_that_is_gone_wrote_is_put_to_nobody_else(*, dropped: 
     assert tag_of(event) == ("bad_parameter" if dropped else "optimizer_state_bad")
 
 
-@circumstance("optimizer_step_too_large")
-@pytest.mark.parametrize("parameters", [True, False])
-def test_a_step_beyond_the_weights_range(*, parameters: bool) -> None:
-    net = nn.Linear(2, 2, bias=False).half()
-    step = training(net, torch.optim.SGD(net.parameters(), 1e4))
-    x = torch.tensor([[100.0, 0.0]], dtype=torch.float16)
-    event = first_bad_update(step, x, 0 * x, parameters=parameters)
-    assert tag_of(event) == "optimizer_step_too_large"
-    if parameters:
-        said = "the gradient reached 100, and 10,000 times that is beyond 65,504"
-        assert evidence_of(event) == said
-    else:  # the gradient is gone: the next step began with zero_grad()
-        assert evidence_of(event) == "2 x -inf of 4 elements, all finite at step 0"
-
-
-@circumstance("optimizer_setting_bad")
-@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
-@pytest.mark.parametrize(
-    ("name", "value"), [("lr", math.nan), ("lr", math.inf), ("weight_decay", math.inf)]
-)
-def test_a_setting_of_the_optimizer_that_is_not_finite(kind: Any, name: str, value: float) -> None:
-    net = nn.Linear(2, 2, bias=False)
-    optimizer = kind(net.parameters(), lr=0.1)
-    optimizer.param_groups[0][name] = value
-    x = torch.ones(1, 2)
-    event = first_bad_update(training(net, optimizer), x, x, parameters=True)
-    assert tag_of(event) == "optimizer_setting_bad"
-    assert evidence_of(event) == f"{name} is {value}"
-
-
 def test_a_schedule_that_gives_a_finite_rate_again_after_the_update() -> None:
     net = nn.Linear(2, 2, bias=False)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -314,15 +322,6 @@ def test_the_operation_inside_of_an_optimizer_is_named_where_all_are_watched(
         assert tag_of(event) == "divide_by_zero"
 
 
-def test_a_learning_rate_that_is_too_large_is_named_beside_the_gradient() -> None:
-    net = nn.Linear(2, 2, bias=False)
-    optimizer = torch.optim.SGD(net.parameters(), lr=1e38)
-    x = torch.full((1, 2), 10.0)
-    event = first_bad_update(training(net, optimizer), x, x, parameters=True)
-    assert tag_of(event) == "optimizer_step_too_large"
-    assert evidence_of(event) == "the gradient reached 10, and 1e+38 times that is beyond 3.403e+38"
-
-
 @circumstance("ctc_target_too_long")
 @pytest.mark.parametrize(
     ("frames", "labels", "said"),
@@ -362,20 +361,6 @@ def test_a_hidden_state_that_grows(*, trained: bool) -> None:
         event = caught(run)
     assert (tag_of(event) == "growth_without_training") is not trained
     assert ("learning rate" in event.cause.fix) is trained
-
-
-@circumstance("optimizer_state_bad")
-def test_a_spoiled_optimizer_state() -> None:
-    net = nn.Linear(2, 2, bias=False)
-    optimizer = torch.optim.Adam(net.parameters(), 1e-3)
-    step = training(net, optimizer)
-    step(torch.ones(1, 2))
-    saved = copy.deepcopy(optimizer.state_dict())
-    saved["state"][0]["exp_avg"][0, 0] = math.nan
-    optimizer.load_state_dict(saved)
-    event = first_bad_update(step, torch.ones(1, 2), torch.ones(1, 2), parameters=False)
-    assert tag_of(event) == "optimizer_state_bad"
-    assert evidence_of(event) == "exp_avg: 1 x NaN of 4 elements"
 
 
 # Growth.

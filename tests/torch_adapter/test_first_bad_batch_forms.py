@@ -93,15 +93,7 @@ def test_no_more_batches_are_taken_than_needed() -> None:
     assert taken == list(range(SPOILED + 1))
 
 
-def as_method(run: Training) -> Any:
-    return run.step
-
-
-def as_lambda(run: Training) -> Any:
-    return lambda x: run.step(x)
-
-
-def as_partial(run: Training) -> Any:
+def partial(run: Training) -> Any:
     def step(model: nn.Module, optimizer: Any, x: Tensor) -> None:
         optimizer.zero_grad()
         model(x).sum().backward()
@@ -110,31 +102,26 @@ def as_partial(run: Training) -> Any:
     return functools.partial(step, run.model, run.optimizer)
 
 
-def as_tracker(run: Training) -> Any:
-    return anynan.torch.track(run.step, action="record")
-
-
-def as_lambda_of_a_tracker(run: Training) -> Any:
+def tracker_in_a_function(run: Training) -> Any:
     tracker = anynan.torch.track(run.step, action="record")
     return lambda x: tracker(x)
 
 
-def as_step_of_a_tracked_model(run: Training) -> Any:
-    anynan.torch.track(run.model)
-    return run.step
+FORMS: dict[str, Callable[[Training], Any]] = {
+    "method": lambda run: run.step,
+    "function": lambda run: lambda x: run.step(x),
+    "partial": partial,
+    "tracker": lambda run: anynan.torch.track(run.step, action="record"),
+    "tracker in a function": tracker_in_a_function,
+    "of a tracked model": lambda run: (anynan.torch.track(run.model), run.step)[1],
+}
 
 
 @every_interval
-@pytest.mark.parametrize(
-    "form",
-    [
-        as_method, as_lambda, as_partial, as_tracker, as_lambda_of_a_tracker,
-        as_step_of_a_tracked_model,
-    ],
-)  # fmt: skip
-def test_steps_of_every_form(form: Callable[[Training], Any], every: int) -> None:
+@pytest.mark.parametrize("form", FORMS)
+def test_steps_of_every_form(form: str, every: int) -> None:
     run = Training()
-    step = form(run)
+    step = FORMS[form](run)
     trackers = [each.tracker for each in updates.watching()]
     before = run.state()
     found = first_bad_batch(step, batches(), every=every)
