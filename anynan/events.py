@@ -239,38 +239,15 @@ class Event(Shown):
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "Event":
         """Rebuild an event from ``to_dict``."""
-        data = _decode(dict(data))
-        cause, since, summary = data["cause"], data["since"], data["summary"]
-        data.update(
-            summary=None if summary is None else Summary.from_dict(summary),
-            operation=_operation(data["operation"]),
-            then=_operation(data["then"]),
-            cause=None if cause is None else Cause(**cause),
-            trail=tuple((name, value) for name, value in data["trail"]),
-            spread=Spread(**data["spread"]),
-            since=None if since is None else tuple(since),
-            notes=tuple(data["notes"]),
-            tried=None if data.get("tried") is None else Trial(**data["tried"]),
-            others=tuple(map(cls.from_dict, data.get("others", ()))),
-        )
-        return cls(**data)
+        return cls(**{name: _decode(item, name) for name, item in data.items()})
 
 
-def _operation(data: dict[str, Any] | None) -> Operation | None:
-    if data is None:
-        return None
-    output, source = data["output"], data["source"]
-    return Operation(
-        **{
-            **data,
-            "inputs": tuple(Summary.from_dict(item) for item in data["inputs"]),
-            "operands": tuple(data.get("operands", ())),
-            "output": None if output is None else Summary.from_dict(output),
-            "source": None if source is None else Source(**source),
-        }
-    )
-
-
+# What an object of JSON is, by the field that holds it.
+_HELD: dict[str, type] = {
+    "summary": Summary, "output": Summary, "inputs": Summary, "operation": Operation,
+    "then": Operation, "source": Source, "cause": Cause, "spread": Spread, "tried": Trial,
+    "others": Event,
+}  # fmt: skip
 # JSON has no NaN or Inf: these three strings stand for them, only where a number stood.
 _NUMBERS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 _NUMERIC = {"min", "max", "absmax", "mean", "rms", "headroom"}
@@ -296,11 +273,11 @@ def numbers(values: list[Any]) -> list[float]:
     return [_NUMBERS[value] if isinstance(value, str) else float(value) for value in values]
 
 
-def _decode(value: Any, key: str = "") -> Any:
+def _decode(value: Any, key: str) -> Any:
     if isinstance(value, str) and key in _NUMERIC:
         return _NUMBERS.get(value, value)
     if isinstance(value, dict):
-        return {name: _decode(item, name) for name, item in value.items()}
-    if isinstance(value, list):
-        return [_decode(item, key) for item in value]
+        return _HELD[key](**{name: _decode(item, name) for name, item in value.items()})
+    if isinstance(value, list | tuple):
+        return tuple(_decode(item, key) for item in value)
     return value

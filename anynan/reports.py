@@ -40,14 +40,11 @@ def render(
     """
     if form == "text":
         return render_text(event, width=width)
-    if form == "line":
-        return render_line(event)
-    if form == "markdown":
-        return render_markdown(event)
-    if form == "html":
-        return render_html(event)
-    msg = f"form={form!r} is unknown; choose text, line, markdown or html"
-    raise ValueError(msg)
+    others = {"line": render_line, "markdown": render_markdown, "html": render_html}
+    if form not in others:
+        msg = f"form={form!r} is unknown; choose text, line, markdown or html"
+        raise ValueError(msg)
+    return others[form](event)
 
 
 # What products return, where they are there.

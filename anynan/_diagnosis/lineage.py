@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, Literal
 
 from anynan._base.summary import Summary
@@ -163,7 +164,8 @@ class Replay:
         """Leave out what came after the first harm: it is spread, and tells nothing."""
         roots = _all_roots(self.records)
         for i, sink in enumerate(self.sinks):
-            if sink.parents and not sink.masks and not _only_placed(sink, _of(sink, roots)):
+            found = _arrived(sink.parents, roots)
+            if sink.parents and not sink.masks and not _only_placed(sink, found):
                 last = max(sink.parents)
                 self.records = self.records[: last + 1]
                 self.sinks = [s for s in self.sinks[: i + 1] if all(p <= last for p in s.parents)]
@@ -265,7 +267,7 @@ def trace(
     harmful: set[int] = set()
     left: list[Sink] = []
     for sink in sinks:
-        found = _of(sink, roots)
+        found = _arrived(sink.parents, roots)
         chosen = found.first
         if chosen is None:
             # Values that nobody was seen writing are not known to be placed.
@@ -342,11 +344,6 @@ def _all_roots(records: Iterable[OpRecord]) -> dict[int, _Roots]:
     return roots
 
 
-def _of(sink: Sink, roots: dict[int, _Roots]) -> _Roots:
-    """Give the roots of what arrived."""
-    return _arrived(sink.parents, roots)
-
-
 def _only_placed(sink: Sink, found: _Roots) -> bool:
     """Tell whether a layer's output holds only what may be meant there: it does no harm yet."""
     return sink.phase == "forward" and found.first is not None and found.first.placed
@@ -393,39 +390,25 @@ def _after(indices: set[int], roots: dict[int, _Roots]) -> set[int]:
     return seen
 
 
-def _join(parts: Iterable[_Roots]) -> _Roots:
-    parents: dict[int, None] = {}
-    own: dict[Root, None] = {}
-    real = placed = None
-    for part in parts:
-        parents.update(dict.fromkeys(part.parents))
-        own.update(dict.fromkeys(part.own))
-        if part.real is not None and (real is None or part.real.index < real.index):
-            real = part.real
-        if part.placed is not None and (placed is None or part.placed.index < placed.index):
-            placed = part.placed
-    return _Roots(tuple(parents), tuple(own), real, placed)
+_index = attrgetter("index")
 
 
-def _passed(index: int, roots: dict[int, _Roots]) -> _Roots:
-    """Give what a record hands on; nothing if it was not recorded."""
-    found = roots.get(index)
-    return _Roots() if found is None else _Roots((index,), (), found.real, found.placed)
+def _earliest(found: Iterable[Root | None]) -> Root | None:
+    return min(filter(None, found), key=_index, default=None)
 
 
-def _arrived(indices: Sequence[int], roots: dict[int, _Roots]) -> _Roots:
-    """Give what records hand on together: an operation on a list may take it of hundreds."""
-    parents: dict[int, None] = {}
-    real = placed = None
-    for index, found in zip(indices, map(roots.get, indices), strict=True):
-        if found is None:
-            continue
-        parents[index] = None
-        if found.real is not None and (real is None or found.real.index < real.index):
-            real = found.real
-        if found.placed is not None and (placed is None or found.placed.index < placed.index):
-            placed = found.placed
-    return _Roots(tuple(parents), (), real, placed)
+def _join(parts: Sequence[_Roots]) -> _Roots:
+    parents = dict.fromkeys(index for part in parts for index in part.parents)
+    own = dict.fromkeys(root for part in parts for root in part.own)
+    real = _earliest(part.real for part in parts)
+    return _Roots(tuple(parents), tuple(own), real, _earliest(part.placed for part in parts))
+
+
+def _arrived(indices: Iterable[int], roots: dict[int, _Roots]) -> _Roots:
+    """Give what records hand on together, those that were not recorded left out."""
+    found = {index: roots[index] for index in indices if index in roots}
+    real = _earliest([part.real for part in found.values()])
+    return _Roots(tuple(found), (), real, _earliest([part.placed for part in found.values()]))
 
 
 def _root(token: Root) -> _Roots:
@@ -449,7 +432,7 @@ def _roots(record: OpRecord, roots: dict[int, _Roots]) -> _Roots:
         if _has(operand.summary, "nan"):
             of_nan.append(part)
     if record.forward is not None:
-        part = _passed(record.forward, roots)
+        part = _arrived((record.forward,), roots)
         parts.append(part)
         if part.real is not None:
             of_nan.append(part)

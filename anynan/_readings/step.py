@@ -168,11 +168,10 @@ class Step:
         self.calls.insert(at, call)
         self.lo.insert(at, lo)
         self.hi.insert(at, hi)
-        self.stats = {order + (order >= at): value for order, value in self.stats.items()}
-        self.expected = {order + (order >= at): why for order, why in self.expected.items()}
+        for name in ("stats", "expected", "live", "norms"):
+            known = getattr(self, name)
+            setattr(self, name, {order + (order >= at): x for order, x in known.items()})
         self.suspect = {order + (order >= at) for order in self.suspect}
-        self.live = {order + (order >= at): ref for order, ref in self.live.items()}
-        self.norms = {order + (order >= at): norm for order, norm in self.norms.items()}
         self.guarded += at < self.guarded
 
     def move_last(self, write: Callable[[], None]) -> int:

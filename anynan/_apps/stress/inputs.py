@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from anynan._arrays.arguments import bound
-from anynan._arrays.containers import leaves
+from anynan._arrays.containers import leaves, mapped
 from anynan._reach import Holder
 
 Array = np.ndarray
@@ -130,16 +130,15 @@ class Program:
 
 def _filled(value: Any, new: Mapping[int, Any]) -> Any:
     """Put other arrays into a container, which is made anew."""
+    return mapped(value, lambda x: _other(x, new))
+
+
+def _other(value: Any, new: Mapping[int, Any]) -> Any:
     if id(value) in new:
         return new[id(value)]
-    kind: Any = type(value)
-    if kind in (list, tuple):
-        return kind(_filled(item, new) for item in value)
-    if issubclass(kind, tuple) and hasattr(kind, "_fields"):
-        return kind(*(_filled(item, new) for item in value))
     if isinstance(value, dict):
-        made = {key: _filled(item, new) for key, item in value.items()}
-        return made if kind is dict else kind(made)
+        kind: Any = type(value)
+        return kind({key: _filled(item, new) for key, item in value.items()})
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = dataclasses.fields(value)
         changed = {f.name: _filled(getattr(value, f.name), new) for f in fields if f.init}
