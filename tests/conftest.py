@@ -25,10 +25,8 @@ if "host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
 
 # Most of what a test of JAX takes is XLA's work on the program; ``fully_optimized`` has it done.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-# Tests compile the same again and again. A folder for each process: files are not written at once.
-_COMPILED = (
-    Path(__file__).parents[1] / "build" / "jax" / os.environ.get("PYTEST_XDIST_WORKER", "gw")
-)
+# Tests compile the same again and again, in every process.
+_COMPILED = Path(__file__).parents[1] / "build" / "jax"
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_COMPILED))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")

@@ -80,11 +80,17 @@ def test_where_the_second_run_is_another_the_error_log_names_the_line() -> None:
 
 
 def test_random_numbers_are_those_of_the_first_run() -> None:
+    calls = array("b")  # which is not put back: a second run draws more
+
     def draw(x: Any) -> Any:
-        return np.sqrt(x - np.random.rand(3).max() - 1)  # noqa: NPY002
+        calls.append(1)
+        y = np.sqrt(x - np.random.rand(3).max() - 1)  # noqa: NPY002
+        np.random.rand(len(calls))  # noqa: NPY002
+        return y
 
     np.random.seed(3)  # noqa: NPY002
     expected = np.random.rand(3).max()  # noqa: NPY002
+    np.random.rand()  # noqa: NPY002
     after = np.random.rand()  # noqa: NPY002
     np.random.seed(3)  # noqa: NPY002
     event = failing(draw, np.ones(1))
