@@ -18,6 +18,8 @@ from anynan._arrays import registry
 from tests import tiers
 from tests.backends import Backend, Space, parse, read_marker
 
+# What is imported and collected stays: to look through it again and again takes seconds.
+gc.disable()
 # JAX reads this once, when it is first used, whichever test that is in: sharding needs devices.
 _DEVICES = "--xla_force_host_platform_device_count=8"
 if "host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
@@ -137,6 +139,10 @@ def pytest_pycollect_makeitem(collector: pytest.Collector, obj: object) -> list[
     marks = [mark for mark in getattr(obj, "pytestmark", ()) if mark.name == "tier"]
     late = any(mark.args[0] > collector.config.stash[tiers.ASKED][-1] for mark in marks)
     return [] if late else None
+
+
+def pytest_runtestloop() -> None:
+    gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
