@@ -11,7 +11,7 @@ import tensorflow as tf
 from anynan._steps.tracked import Tracked, make_way, refuse_target
 from anynan.options import FOR_TRAINING, Options, TrackOptions
 from anynan.tensorflow.session.seams import SEAMS
-from anynan.tensorflow.session.session import Session
+from anynan.tensorflow.session.session import ModelSession, Session
 from anynan.tensorflow.session.targets import is_keras, layers_in, parts_while_alive, variables_in
 from anynan.tracker import Tracker
 
@@ -92,52 +92,28 @@ def _track(target: Any, options: Options) -> Tracker:
             from anynan.keras.tracking import start
 
             return start(target, options)
+    if is_keras(target) or isinstance(target, tf.Module):
         return _track_model(target, options)
-    if isinstance(target, tf.Module):
-        return _track_module(target, options)
     if not callable(target):
         msg = f"track() takes a Keras model, a tf.Module or a function, not {type(target).__name__}"
         raise TypeError(msg)
-    return _track_function(target, options)
-
-
-def _track_model(model: Any, options: Options) -> Tracker:
-    """Watch a Keras model on the TensorFlow backend."""
-    from anynan.tensorflow.session.models import ModelSession
-
-    _refuse_twice(model)
-    tracker = Tracked(weakref.ref(model), options, type(model).__name__)
-    return ModelSession(model, tracker).start()
-
-
-def _track_module(module: Any, options: Options) -> Tracker:
-    """Watch a ``tf.Module``."""
-    _refuse_twice(module)
-    if not callable(module):
-        msg = (
-            f"this {type(module).__name__} has no __call__, so it never runs as a whole: track "
-            "the function that uses it"
-        )
-        raise TypeError(msg)
-    tracker = Tracked(weakref.ref(module), options, type(module).__name__)
-    find = functools.partial(parts_while_alive, weakref.ref(module))
-    return Session(find, module, tracker).start()
-
-
-def _track_function(fn: Any, options: Options) -> Tracker:
-    """Watch a function, and the models that it uses."""
-    tracker = Tracked(fn, options, getattr(fn, "__name__", type(fn).__name__))
-    session = Session(functools.partial(layers_in, fn), None, tracker)
-    session.layers.weights.add_all("", variables_in(fn))
+    tracker = Tracked(target, options, getattr(target, "__name__", type(target).__name__))
+    session = Session(functools.partial(layers_in, target), None, tracker)
+    session.layers.weights.add_all("", variables_in(target))
     return session.start()
 
 
-def _refuse_twice(model: Any) -> None:
-    """Refuse what is tracked already.
-
-    Raises:
-        ValueError: If it is.
-    """
-    first = session_of(model)
+def _track_model(model: Any, options: Options) -> Tracker:
+    """Watch a model of Keras, or a ``tf.Module``."""
+    first, name = session_of(model), type(model).__name__
     if first is not None:
-        make_way(first.tracker, type(model).__name__)
+        make_way(first.tracker, name)
+    if not callable(model):
+        msg = (
+            f"this {name} has no __call__, so it never runs as a whole: track the function that "
+            "uses it"
+        )
+        raise TypeError(msg)
+    held, kind = weakref.ref(model), ModelSession if is_keras(model) else Session
+    tracker = Tracked(held, options, name)
+    return kind(functools.partial(parts_while_alive, held), model, tracker).start()
