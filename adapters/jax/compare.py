@@ -23,7 +23,7 @@ from anynan._apps.compare.captures import (
 )
 from anynan.jax.graphs import names
 from anynan.jax.graphs.bodies import JITS, bodies
-from anynan.jax.graphs.calls import Calls, Turn, turns
+from anynan.jax.graphs.calls import Calls, Turn
 from anynan.jax.graphs.graph import Graph, Node
 from anynan.jax.graphs.layers import Layers
 from anynan.jax.graphs.lines import call_site, source
@@ -55,7 +55,6 @@ class Chooser:
         eqn: Its equation.
         path: Path of the equation.
         name: What it does, in the field's word.
-        loops: How many loops are around it.
         node: Its first operation.
         drawn: Whether it draws random numbers.
     """
@@ -63,7 +62,6 @@ class Chooser:
     eqn: Any
     path: Path
     name: str
-    loops: int
     node: Node
     drawn: bool = False
 
@@ -88,7 +86,7 @@ def choosers(graph: Graph) -> list[Chooser]:
         name = CHOOSING[node.name][0] if node.name in CHOOSING else node.name
         sorts = name == "sort" and len(node.ins) > node.eqn.params.get("num_keys", 1)
         if (sorts or node.name in CHOOSING) and checkable(graph.values[node.ins[0]].aval):
-            found[own] = Chooser(node.eqn, own, name, node.loops, node)
+            found[own] = Chooser(node.eqn, own, name, node)
     return list(found.values())
 
 
@@ -97,63 +95,67 @@ def gates(graph: Graph) -> Iterator[Node]:
     for node in graph.nodes:
         if node.name not in _COMPARING or node.outs[0] is None or _draw(node) is not None:
             continue
+        if any(eqn.primitive.name == "while" for eqn in node.chain):  # no gradient goes through
+            continue
         if graph.values[node.outs[0]].aval.shape and checkable(graph.values[node.ins[0]].aval):
             yield node
 
 
-def _draw(node: Node) -> tuple[Any, Path, str, int] | None:
-    """Find the outermost draw that an operation is part of: equation, path, name, loops."""
-    at = loops = 0
+def _draw(node: Node) -> tuple[Any, Path, str] | None:
+    """Find the outermost draw that an operation is part of: equation, path, name."""
+    at = 0
     for eqn in node.chain:
         at += 1
         name: Any = eqn.params.get("name")
         if eqn.primitive.name in JITS and name in _DRAWING:
-            return eqn, node.path[:at], _DRAWING[name], loops
+            return eqn, node.path[:at], _DRAWING[name]
         at += eqn.primitive.name == "cond"
-        loops += eqn.primitive.name in ("scan", "while")
     if node.name == "random_bits":
-        return node.eqn, (*node.path, node.order[-1]), "random", loops
+        return node.eqn, (*node.path, node.order[-1]), "random"
     return None
 
 
 class _Values(Run):
-    """Evaluate a program, and keep some of its values, in every turn of the scans around them.
+    """Evaluate a program, and keep some of its values, in every turn of the loops around them.
 
     Args:
-        traced: The program.
+        graph: The program.
+        choosers: Its discrete operations.
         wanted: Numbers of the values.
         follow: What discrete operations shall choose, in order.
 
     Attributes:
-        found: The values, by number and turn.
-        choices: What was chosen.
+        found: The values.
+        chosen: What was chosen: by what, in which turn, at which place among the values, what,
+            and which share of it otherwise than by itself.
     """
 
-    def __init__(self, traced: "_Traced", wanted: Iterable[int], follow: Sequence[Choice]) -> None:
+    def __init__(
+        self, graph: Graph, choosers: list[Chooser], wanted: Iterable[int],
+        follow: Sequence[Choice],
+    ) -> None:  # fmt: skip
         self.turn, self.notes = (), []
-        self.found: dict[tuple[int, Turn], Any] = {}
-        self.choices: list[Choice] = []
-        self._traced, self._likes = traced, RecordedChoices(follow)
-        values = [traced.graph.values[i] for i in wanted]
+        self.found: dict[tuple[int, Turn], tuple[int, Any]] = {}
+        self.chosen: list[tuple[Chooser, int, Array, float]] = []
+        self._likes = RecordedChoices(follow)
+        values = [graph.values[i] for i in wanted]
         self._places = {(value.path, value.var): value.index for value in values}
-        self._choosers = {x.path: x for x in traced.choosers}
+        self._choosers = {x.path: x for x in choosers}
         points = [*(value.path for value in values), *(path[:-1] for path in self._choosers)]
         self._inside = {path[:i] for path in points for i in range(len(path) + 1)}
 
     def took(self, path: Path, var: Any, x: Any) -> None:
         """Keep a value that is wanted."""
         if (path, var) in self._places:
-            self.found[self._places[path, var], self.turn] = x
+            self.found[self._places[path, var], self.turn] = len(self.found), x
 
     def equation(self, eqn: Any, ins: list[Any], path: Path) -> list[Any]:
         """Evaluate one equation; as a whole where nothing inside of it is wanted."""
         if path in self._choosers:
             return self._choose(self._choosers[path], ins)
         inner = bodies(eqn) if path in self._inside else []
-        if inner and inner[0].kind == "call":
-            return self.run(inner[0].jaxpr, inner[0].consts, ins, path)
-        if inner and inner[0].kind == "scan":
-            return self.scan(eqn, inner[0], ins, path)
+        if inner and inner[0].kind != "shard_map":
+            return self.inside(eqn, inner, ins, path)
         return self.bind(eqn, ins, None)
 
     def _choose(self, chooser: Chooser, ins: list[Any]) -> list[Any]:
@@ -162,12 +164,8 @@ class _Values(Run):
         outs, own = _chosen(chooser.eqn, ins, None if like is None else jnp.asarray(like.picked))
         mine = np.asarray(own)
         picked = mine if like is None else like.picked.astype(mine.dtype)
-        self.choices.append(
-            self._traced.choice(
-                chooser.name, chooser.node, picked, self.turn, drawn=chooser.drawn,
-                moved=float(np.mean(picked != mine)),
-            )
-        )  # fmt: skip
+        moved = float(np.mean(picked != mine))
+        self.chosen.append((chooser, len(self.found), picked, moved))
         return outs
 
 
@@ -194,10 +192,7 @@ def _chosen(eqn: Any, operands: list[Any], held: Any) -> tuple[list[Any], Any]:
 # Of every value of these the elements are there before.
 _QUIET = frozenset({"broadcast_in_dim", "convert_element_type", "copy", "iota", "reshape"})
 
-_HIDDEN = (
-    "layers inside a loop of JAX whose length is not known (while), inside a branch (cond) or "
-    "inside shard_map were compared at the ends of it only"
-)
+_HIDDEN = "layers inside shard_map were compared at the ends of it only"
 
 
 def side_of(target: Any) -> Runner | None:
@@ -274,10 +269,10 @@ class _Traced:
         self.graph = Graph(closed)
         self.layers = Layers(self.graph, frozenset(roots))
         self.calls = Calls(self.graph, self.layers, len(self.floats) if backward else 0)
-        made = [self.graph.values[i].aval.dtype for call in self.calls.calls for i in call.made]
+        made = [self.graph.values[i].aval.dtype for i in self.calls.wanted()]
         self.unit = max([_unit(dtype) for dtype in made] or [0.0])
-        self.choosers = [x for x in choosers(self.graph) if x.path[:-1] in self.calls.open]
-        self.gates = [x for x in gates(self.graph) if backward and x.path in self.calls.open]
+        self.choosers = choosers(self.graph)
+        self.gates = list(gates(self.graph)) if backward else []
 
     def _differentiated(self, call: Any, closed: Any, arrays: list[Any]) -> Any:
         """Trace once more with the gradient: the weights are what is differentiated."""
@@ -306,36 +301,39 @@ class _Traced:
         if wish.nudge is not None:
             for i in self.floats:
                 consts[i] = _moved(consts[i], wish.nudge.factor(f"weight {i}", consts[i].shape))
-        inside = [x for x in self.calls.calls if (x.layer, x.number) == wish.inside]
-        operations = [
-            (call, node)
-            for call in inside
-            for node in self.calls.own(call)
-            if call.way == "forward" and self._counts(node)
-        ]
-        wanted = (
-            {i for call in self.calls.calls for i in (*call.given, *call.made)}
-            | {i for _, node in operations for i in node.outs if i is not None}
-            | {i for node in self.gates for i in node.outs[:1] if i is not None}
-        )
-        run = self._evaluated(wanted, consts, arrays, wish.follow or ())
+        own = [] if wish.inside is None else list(self.calls.own(wish.inside[0]))
+        own = [node for node in own if self._counts(node)]
+        wanted = self.calls.wanted() | {i for node in own for i in node.outs if i is not None}
+        wanted |= {i for node in self.gates for i in node.outs[:1] if i is not None}
+        run = _Values(self.graph, self.choosers, wanted, wish.follow or ())
+        if self.backward:
+            # Constants that are no weights stand where the second trace found them.
+            arrays = [*(consts[i] for i in self.floats), *arrays]
+            consts = self.closed.consts
+        run.run(self.closed.jaxpr, consts, arrays, ())
+        calls = self.calls.of(run.found)
 
         def get(indices: Iterable[int | None], turn: Turn) -> tuple[Array, ...]:
             places = [(i, turn[: self.graph.values[i].loops]) for i in indices if i is not None]
-            return tuple(_host(run.found[place]) for place in places if place in run.found)
+            return tuple(_host(run.found[place][1]) for place in places if place in run.found)
 
         taken = [
             Taken(x.layer, "", x.number, x.way, get(x.given, x.turn), get(x.made, x.turn))
-            for x in self.calls.calls
+            for x in calls
         ]
         kept = self.floats if wish.weights else []
         weights = {self.names[i]: _host(self.consts[i]) for i in kept}
+        ends = [call.end for call in calls if call.way == "forward"]
         return Capture(
             self.backend, [x for x in taken if x.made or x.given], weights, self.unit,
-            [*run.choices, *self._gates(run.found)],
+            [*self._choices(run, ends), *self._gates(run, ends)],
             [
                 Operation(_name(node), source(node.chain, node.eqn), get(node.outs, call.turn))
-                for call, node in operations
+                for call in calls
+                if (call.layer, call.number) == wish.inside and call.way == "forward"
+                for node in own
+                if node.loops == len(call.turn)
+                and self.layers.call(node, call.layer) == call.index
             ],
             [_HIDDEN] if self.calls.hidden else [], whole_gradients=False,
         )  # fmt: skip
@@ -344,41 +342,35 @@ class _Traced:
         floats = any(i is not None and checkable(self.graph.values[i].aval) for i in node.outs)
         return floats and node.name not in _QUIET
 
-    def choice(
-        self, name: str, node: Node, picked: Array, turn: Turn, *, moved: float = 0.0,
-        gate: bool = False, drawn: bool = False,
-    ) -> Choice:  # fmt: skip
-        """Tell of what an operation chose in one turn of the scans around it."""
-        return Choice(
-            name, self.layers.of(node) or "", source(node.chain, node.eqn), picked,
-            self.calls.before(node, turn), moved, gate, drawn,
-        )  # fmt: skip
+    def _choices(self, run: _Values, ends: list[int]) -> Iterator[Choice]:
+        for chooser, place, picked, moved in run.chosen:
+            node, drawn = chooser.node, chooser.drawn
+            yield self._choice(chooser.name, node, picked, place, ends, moved=moved, drawn=drawn)
 
-    def _gates(self, found: dict[tuple[int, Turn], Any]) -> Iterator[Choice]:
+    def _choice(
+        self, name: str, node: Node, picked: Array, place: int, ends: list[int], **more: Any
+    ) -> Choice:
+        """Tell of what an operation chose at a place in the run, with the calls that had ended."""
+        layer, before = self.layers.of(node) or "", sum(end < place for end in ends)
+        return Choice(name, layer, source(node.chain, node.eqn), picked, before, **more)
+
+    def _gates(self, run: _Values, ends: list[int]) -> Iterator[Choice]:
         """Walk the comparisons that open or close for some elements."""
-        limits: dict[tuple[Any, ...], list[Node]] = {}
+        limits: dict[tuple[Any, ...], list[int]] = {}
+        nodes: dict[int, Node] = {}
         for node in self.gates:  # beyond a limit and at it: one gate, since JAX 0.12
-            ends = [self.graph.values[i] for i in node.ins]
+            held = [self.graph.values[i] for i in node.ins]
             key = tuple(str(x.constant) if x.known and not np.ndim(x.constant) else x.index
-                        for x in ends)  # fmt: skip
-            limits.setdefault((node.path, *key), []).append(node)
-        for node, *more in limits.values():
-            for turn in turns(node, node.loops):
-                sides = [np.asarray(found[x.outs[0] or 0, turn]) for x in (node, *more)]
+                        for x in held)  # fmt: skip
+            nodes[node.outs[0] or 0] = node
+            limits.setdefault((node.path, *key), []).append(node.outs[0] or 0)
+        for first, *more in limits.values():
+            for turn in [turn for i, turn in run.found if i == first]:
+                sides = [np.asarray(run.found[i, turn][1]) for i in (first, *more)]
                 picked = np.asarray(sum(side * 2**i for i, side in enumerate(sides)))
                 if (picked != picked.ravel()[:1]).any():
-                    yield self.choice(node.name, node, picked, turn, gate=True)
-
-    def _evaluated(
-        self, wanted: Iterable[int], consts: list[Any], arrays: list[Any], follow: Sequence[Choice]
-    ) -> _Values:
-        run = _Values(self, wanted, follow)
-        if self.backward:
-            # Constants that are no weights stand where the second trace found them.
-            arrays = [*(consts[i] for i in self.floats), *arrays]
-            consts = self.closed.consts
-        run.run(self.closed.jaxpr, consts, arrays, ())
-        return run
+                    place, node = run.found[first, turn][0], nodes[first]
+                    yield self._choice(node.name, node, picked, place, ends, gate=True)
 
 
 def _brought(x: Any) -> Any:

@@ -177,7 +177,7 @@ class Run:
     """Evaluate one program.
 
     Attributes:
-        turn: The round of each scan that runs, outermost first.
+        turn: The round of each loop that runs, outermost first.
     """
 
     def __init__(self, program: Program, observer: Observer) -> None:
@@ -243,16 +243,8 @@ class Run:
     def equation(self, eqn: Any, ins: list[Any], path: Path) -> list[Any]:
         """Evaluate one equation, with what is inside of it."""
         inner = [] if path in self.program.graph.shut else bodies(eqn)
-        kind = inner[0].kind if inner else None
-        if kind == "call":
-            return self.run(inner[0].jaxpr, inner[0].consts, ins, path)
-        if kind == "cond":
-            body = inner[min(max(int(ins[0]), 0), len(inner) - 1)]
-            return self.run(body.jaxpr, body.consts, ins[1:], body.path(path))
-        if kind == "scan":
-            return self.scan(eqn, inner[0], ins, path)
-        if kind == "while":
-            return self._while(eqn, inner[0], ins, path)
+        if inner and inner[0].kind != "shard_map":
+            return self.inside(eqn, inner, ins, path)
         node = self.nodes.get(path)
         outs = self.bind(eqn, ins, node)
         if node is None:  # shard_map: what is inside is not opened
@@ -264,8 +256,22 @@ class Run:
         changed = self.observer(_Equation(self, node, ins, outs, number))
         return outs if changed is None else list(changed)
 
-    def scan(self, eqn: Any, body: Body, ins: list[Any], path: Path) -> list[Any]:
-        """Evaluate a scan, round by round."""
+    def inside(self, eqn: Any, inner: list[Body], ins: list[Any], path: Path) -> list[Any]:
+        """Evaluate what is inside of a call, a loop or a branch."""
+        kind = inner[0].kind
+        if kind == "call":
+            return self.run(inner[0].jaxpr, inner[0].consts, ins, path)
+        if kind == "cond":
+            body = inner[min(max(int(ins[0]), 0), len(inner) - 1)]
+            return self.run(body.jaxpr, body.consts, ins[1:], body.path(path))
+        loop = self._scan if kind == "scan" else self._while
+        outer = self.turn
+        try:
+            return loop(eqn, inner[0], ins, path)
+        finally:
+            self.turn = outer
+
+    def _scan(self, eqn: Any, body: Body, ins: list[Any], path: Path) -> list[Any]:
         last = body.fixed + body.carried
         carry, rounds, found = ins[body.fixed : last], rounds_of(eqn) or 0, []
         outer = self.turn
@@ -275,7 +281,6 @@ class Run:
             outs = self.run(body.jaxpr, body.consts, args, path)
             carry = outs[: body.carried]
             found.append(outs[body.carried :])
-        self.turn = outer
         if not rounds:
             return rebind(eqn, ins)
         stacked = [jnp.stack(xs) for xs in zip(*found[:: -1 if backwards(eqn) else 1], strict=True)]
@@ -284,6 +289,7 @@ class Run:
     def _while(self, eqn: Any, body: Body, ins: list[Any], path: Path) -> list[Any]:
         of_cond, of_body = body.skip, body.skip + body.fixed
         cond, values = eqn.params["cond_jaxpr"], ins[of_body:]
+        outer, at = self.turn, 0
         while True:
             given = [
                 as_typed(var, x)
@@ -292,6 +298,7 @@ class Run:
             going = jax.core.eval_jaxpr(cond.jaxpr, cond.consts, *given)[0]
             if not jnp.any(going):
                 return values
+            self.turn, at = (*outer, at), at + 1
             outs = self.run(body.jaxpr, body.consts, [*ins[of_cond:of_body], *values], path)
             if jnp.ndim(going):  # under vmap: the lanes that are done stand still
                 outs = [

@@ -1,19 +1,19 @@
 """The calls of a program's layers: what goes in and comes out, turn by turn of a loop."""
 
-import itertools
-from collections.abc import Iterator
-from dataclasses import dataclass
-from math import inf
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from anynan._base.walks import walk
-from anynan.jax.graphs.bodies import backwards, bodies, rounds_of
 from anynan.jax.graphs.graph import Graph, Node, Value
 from anynan.jax.graphs.layers import Layers, inside
 from anynan.jax.read.probes import checkable
-from anynan.jax.read.readings import Path
 
 Turn = tuple[int, ...]
+# Values of a run, by number and by the turn of each loop around them; in the order in which they
+# were made, of which each holds its place.
+Seen = Mapping[tuple[int, Turn], tuple[int, Any]]
 _Key = tuple[str, int]
 
 
@@ -26,9 +26,10 @@ class Call:
         way: ``forward`` or ``backward``.
         number: Which call, counted over the turns of loops.
         index: Which call in the program's text.
-        turn: Which turn of each ``scan`` around the layer, outermost first.
+        turn: Which turn of each loop around the layer, outermost first.
         given: Numbers of the values that go in.
         made: Numbers of the values that come out.
+        end: The place of the last of them in the run.
     """
 
     layer: str
@@ -38,43 +39,73 @@ class Call:
     turn: Turn
     given: tuple[int, ...]
     made: tuple[int, ...]
+    end: int
 
 
 class Calls:
-    """Walk the calls of layers in the order in which they end.
+    """Know what goes into each layer of a program, and what comes out.
 
     Of the backward pass there is what arrives: inside a layer JAX adds gradients up where it
     likes.
+
+    Args:
+        graph: The program.
+        layers: Its layers.
+        first: Number of the first argument that is no weight.
+
+    Attributes:
+        hidden: Whether layers are inside shard_map, where nobody sees them.
     """
 
     def __init__(self, graph: Graph, layers: Layers, first: int) -> None:
-        """Begin.
-
-        Args:
-            graph: The program.
-            layers: Its layers.
-            first: Number of the first argument that is no weight.
-        """
         self.graph, self.layers = graph, layers
         self._live = self._reached(first)
-        self.open = opened(graph)
-        self.hidden = False
-        self.calls = list(self._forward())
-        self._numbers = {(x.layer, x.index, x.turn): x.number for x in self.calls}
-        self._ends = [self._end[x.layer, x.index, x.turn] for x in self.calls]
-        self.calls += self._backward()
+        self.hidden = any(
+            eqn.primitive.name == "shard_map"
+            for node in graph.nodes
+            for eqn in node.chain
+            if layers.of(node) is not None
+        )
+        self._depths: dict[_Key, int] = {}
+        self._forward = dict(self._passed())
+        self._backward = self._arriving()
 
-    def own(self, call: Call) -> Iterator[Node]:
+    def wanted(self) -> set[int]:
+        """Give the numbers of the values that tell of the calls."""
+        both = (i for values in self._forward.values() for part in values for i in part)
+        return {*both, *(i for values in self._backward.values() for i in values)}
+
+    def own(self, layer: str) -> Iterator[Node]:
         """Walk the operations of a layer's own code."""
-        for node in self.graph.nodes:
-            here = self.layers.of(node) == call.layer and not node.backward
-            here = here and node.path in self.open and node.loops == len(call.turn)
-            if here and self.layers.call(node, call.layer) == call.index:
-                yield node
+        nodes = self.graph.nodes
+        return (x for x in nodes if self.layers.of(x) == layer and not x.backward)
 
-    def before(self, node: Node, turn: Turn) -> int:
-        """Count the calls that have ended when an operation runs."""
-        return sum(end < _filled(node, turn) for end in self._ends)
+    def of(self, seen: Seen) -> list[Call]:
+        """List the calls of a run, in the order in which they ended."""
+        turns = defaultdict[int, list[Turn]](list)
+        for i, turn in seen:
+            turns[i].append(turn)
+        ended: list[Call] = []
+        for (layer, index), (given, made) in self._forward.items():
+            for turn in dict.fromkeys(turn for i in made for turn in turns[i]):
+                end = max(seen[i, turn][0] for i in made if (i, turn) in seen)
+                ended.append(Call(layer, "forward", 0, index, turn, given, made, end))
+        # A layer ends with its last operation, and before those around it.
+        ended.sort(key=lambda x: (x.end, -x.layer.count("."), -len(x.layer)))
+        counts = defaultdict[str, int](int)
+        numbers: dict[tuple[str, int, Turn], int] = {}
+        for i, call in enumerate(ended):
+            number = numbers[call.layer, call.index, call.turn] = counts[call.layer]
+            counts[call.layer] += 1
+            ended[i] = replace(call, number=number)
+        back: list[Call] = []
+        for (layer, index), found in self._backward.items():
+            for turn in turns[found[0]]:
+                known = numbers.get((layer, index, turn), index if not turn else None)
+                if known is not None:
+                    end = seen[found[0], turn][0]
+                    back.append(Call(layer, "backward", known, index, turn, found, (), end))
+        return [*ended, *sorted(back, key=lambda x: x.end)]
 
     def _reached(self, first: int) -> set[int]:
         """Find the values that depend on the batch."""
@@ -84,24 +115,21 @@ class Calls:
         ]  # fmt: skip
         return set(walk(first_in, lambda i: [*self.graph.makes(i), *self.graph.values[i].handed]))
 
-    def _forward(self) -> Iterator[Call]:
+    def _passed(self) -> Iterator[tuple[_Key, tuple[tuple[int, ...], tuple[int, ...]]]]:
+        """Walk the layers with the values that go in and come out."""
         layers = self.layers
         nodes: dict[_Key, list[Node]] = {}
         for node in self.graph.nodes:
             path = layers.of(node)
             if node.after or node.backward or path is None:
                 continue
-            self.hidden = self.hidden or node.path not in self.open
             for layer in layers.around(path):
                 nodes.setdefault((layer, layers.call(node, layer)), []).append(node)
-        found: list[tuple[tuple[float, ...], Call]] = []
-        self.depths: dict[_Key, int] = {}
-        self._end: dict[tuple[str, int, Turn], tuple[float, ...]] = {}
         for (layer, index), inner in nodes.items():
             counted = [node for node in inner if self._lively(node)] or inner
             shared = list(zip(*(loops(node) for node in counted), strict=False))
             depth = next((i for i, x in enumerate(shared) if len(set(x)) > 1), len(shared))
-            self.depths[layer, index] = depth
+            self._depths[layer, index] = depth
             given = dict.fromkeys(
                 i for node in inner for x in node.ins for i in self._at(x, depth)
                 if self._comes_in(i, layer, depth)
@@ -110,40 +138,17 @@ class Calls:
                 i for node in inner for x in node.outs if x is not None
                 for i in self._out_at(x, depth) if self._leaves(i, layer, depth)
             )  # fmt: skip
-            if not made:
-                continue
-            last = counted[0]
-            for turn in turns(last, depth):
-                end = max(_filled(node, turn) for node in counted)
-                self._end[layer, index, turn] = end
-                found.append(
-                    (end, Call(layer, "forward", 0, index, turn, tuple(given), tuple(made)))
-                )
-        # A layer ends with its last operation, and before those around it.
-        found.sort(key=lambda x: (x[0], -x[1].layer.count("."), -len(x[1].layer)))
-        counts: dict[str, int] = {}
-        for _, call in found:
-            number = counts[call.layer] = counts.get(call.layer, -1) + 1
-            yield Call(call.layer, "forward", number, call.index, call.turn, call.given, call.made)
+            yield (layer, index), (tuple(given), tuple(made))
 
-    def _backward(self) -> Iterator[Call]:
-        arriving: dict[_Key, dict[int, None]] = {}
+    def _arriving(self) -> dict[_Key, tuple[int, ...]]:
+        """Give the gradients that arrive at each layer."""
+        found: dict[_Key, dict[int, None]] = {}
         for point in self.layers.arriving():
             layer, value = point.layer or "", self.graph.values[point.value]
             key = (layer, point.call)
-            if self._joins(value.index, layer) or value.loops != self.depths.get(key):
-                continue
-            if value.path in self.open:
-                arriving.setdefault(key, {})[value.index] = None
-        ordered: list[tuple[tuple[float, ...], Call]] = []
-        for (layer, index), found in arriving.items():
-            reader = self.graph.nodes[self.graph.values[next(iter(found))].readers[0]]
-            for turn in turns(reader, self.depths[layer, index]):
-                number = self._numbers.get((layer, index, turn), index if not turn else None)
-                if number is not None:
-                    call = Call(layer, "backward", number, index, turn, tuple(found), ())
-                    ordered.append((_filled(reader, turn), call))
-        yield from (call for _, call in sorted(ordered, key=lambda x: x[0]))
+            if value.loops == self._depths.get(key) and not self._joins(value.index, layer):
+                found.setdefault(key, {})[value.index] = None
+        return {key: tuple(values) for key, values in found.items()}
 
     def _lively(self, node: Node) -> bool:
         return any(i in self._live for i in node.outs)
@@ -173,8 +178,6 @@ class Calls:
         value = self.graph.values[index]
         if value.known or not checkable(value.aval) or index not in self._live:
             return False
-        if value.path not in self.open:
-            return False
         if value.argument is not None or self._begins(value):
             return True
         nodes = [value.writer] if value.writer is not None else self._writers(value, depth)
@@ -190,8 +193,6 @@ class Calls:
     def _leaves(self, index: int, layer: str, depth: int) -> bool:
         value = self.graph.values[index]
         if not checkable(value.aval) or value.known or self.graph.placed(index):
-            return False
-        if value.path not in self.open:
             return False
         if depth and any(
             self._begins(self.graph.values[i]) and self.graph.values[i].loops == depth
@@ -213,33 +214,3 @@ class Calls:
 def loops(node: Node) -> tuple[tuple[object, ...], ...]:
     """Name the loops around an operation, outermost first."""
     return tuple(node.order[:i] for i, part in enumerate(node.order) if part is None)
-
-
-def opened(graph: Graph) -> set[Path]:
-    """List the paths of a program whose values can be taken: all around them is calls and scans."""
-    found: set[Path] = {()}
-    for node in graph.nodes:
-        for i, eqn in enumerate(node.chain):
-            if bodies(eqn)[0].kind not in ("call", "scan"):
-                break
-            found.add(node.path[: i + 1])
-    return found
-
-
-def turns(node: Node, depth: int) -> Iterator[Turn]:
-    """Walk the turns of the scans around an operation, the outermost ``depth`` of them."""
-    yield from itertools.product(*(range(rounds_of(x) or 0) for x in scans(node)[:depth]))
-
-
-def scans(node: Node) -> list[Any]:
-    """List the equations of the loops around an operation, outermost first."""
-    return [eqn for eqn in node.chain if eqn.primitive.name in ("scan", "while")]
-
-
-def _filled(node: Node, turn: Turn) -> tuple[float, ...]:
-    """Say when an operation runs in a turn; in all turns of the loops further inside."""
-    left = iter([
-        (rounds_of(scan) or 0) - 1 - i if backwards(scan) else i
-        for i, scan in zip(turn, scans(node), strict=False)
-    ])  # fmt: skip
-    return tuple(next(left, inf) if part is None else part for part in node.order)
