@@ -209,15 +209,24 @@ def test_a_layer_with_a_loop_of_its_own_inside_another_loop_is_compared_in_every
     assert small[0] == 0
 
 
-def test_layers_inside_a_loop_of_unknown_length_are_said_not_to_be_seen(params: Any) -> None:
-    def looped(x: Any) -> Any:
-        def body(x: Any) -> Any:
-            return Block(name="again").apply({"params": params["params"]["blocks_0"]}, x)
+def test_layers_inside_a_loop_of_unknown_length_and_in_a_branch_are_compared(params: Any) -> None:
+    held = {"params": params["params"]["blocks_0"]}
 
-        return jax.lax.while_loop(lambda x: x.sum() > 1e9, body, x)
+    def looped(scale: float) -> Any:
+        def turn(state: Any) -> Any:
+            i, x = state
 
-    found = anynan.compare(looped, looped, X, backward=False)
-    assert any("loop of JAX whose length is not known" in note for note in found.notes)
+            def again(x: Any) -> Any:
+                return Block(scale=scale, name="again").apply(held, x)
+
+            return i + 1, jax.lax.cond(i == 1, again, lambda x: x * 1.0, x)
+
+        return lambda x: jax.lax.while_loop(lambda state: state[0] < 3, turn, (0, x))[1]
+
+    found = anynan.compare(looped(1.0), looped(1.01), X, backward=False)
+    assert (found.place.layer, found.place.call) == ("again", 0)
+    assert [row.ratio for row in found.rows if row.layer == "again.up"] == [0]
+    assert not found.notes
 
 
 class Routed(nn.Module):

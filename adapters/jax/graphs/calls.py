@@ -130,13 +130,15 @@ class Calls:
             shared = list(zip(*(loops(node) for node in counted), strict=False))
             depth = next((i for i, x in enumerate(shared) if len(set(x)) > 1), len(shared))
             self._depths[layer, index] = depth
+            branches = min(self.graph.branches[node.path] for node in counted)
             given = dict.fromkeys(
                 i for node in inner for x in node.ins for i in self._at(x, depth)
-                if self._comes_in(i, layer, depth)
+                if self._branches(i) <= branches and self._comes_in(i, layer, depth)
             )  # fmt: skip
             made = dict.fromkeys(
                 i for node in inner for x in node.outs if x is not None
-                for i in self._out_at(x, depth) if self._leaves(i, layer, depth)
+                for i in self._out_at(x, depth)
+                if self._branches(i) == branches and self._leaves(i, layer, depth)
             )  # fmt: skip
             yield (layer, index), (tuple(given), tuple(made))
 
@@ -149,6 +151,9 @@ class Calls:
             if value.loops == self._depths.get(key) and not self._joins(value.index, layer):
                 found.setdefault(key, {})[value.index] = None
         return {key: tuple(values) for key, values in found.items()}
+
+    def _branches(self, index: int) -> int:
+        return self.graph.branches[self.graph.values[index].path]
 
     def _lively(self, node: Node) -> bool:
         return any(i in self._live for i in node.outs)

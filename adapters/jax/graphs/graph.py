@@ -123,6 +123,8 @@ class Graph:
         self.shut = shut or {}
         # The loops around each body, by its path.
         self.loops: dict[Path, tuple[Any, ...]] = {}
+        # How many branches are around it.
+        self.branches: dict[Path, int] = {}
         ins = []
         for i, var in enumerate(closed.jaxpr.invars):
             value = self._value(var, ())
@@ -180,6 +182,7 @@ class Graph:
         env: dict[Any, int] = dict(zip(jaxpr.constvars, consts, strict=True))
         env.update(zip(jaxpr.invars, ins, strict=True))
         self.loops[path] = tuple(eqn for eqn in chain if eqn.primitive.name in ("scan", "while"))
+        self.branches[path] = sum(eqn.primitive.name == "cond" for eqn in chain)
 
         loops = sum(part is None for part in order)
 
