@@ -16,6 +16,8 @@ from anynan._steps.subject import Subject
 from anynan.events import Event
 
 MAX_EVENTS = 10_000
+# Of the event that was told last in this process: what was tracked, and the fault that it is.
+_told: list[Any] = [None, None]
 # Of one origin so many are reported in a row, then each tenth, hundredth and so on.
 REPORTED = 3
 # What is said where no second run showed the operation.
@@ -156,9 +158,21 @@ class Record:
         """
         times = first.times
         if first is event:
-            text = self.text(event)
+            again = self._told_by_another(event)
+            text = render_line(event, which=True) if again else self.text(event)
             warn(f"{text}\n\n  {note}" if note else text)
         elif note or times <= REPORTED or set(str(times)[1:]) == {"0"}:
             named = event if event.operation is not None else replace(first, times=1)
             line = render_line(named, which=self._among_others)
             warn(f"{line}; {times} times since step {first.step}{note and '; '}{note}")
+
+    def _told_by_another(self, event: Event) -> bool:
+        """Tell whether another model was told of the same fault just now, as of a loss of both."""
+        operation, cause = event.operation, event.cause
+        fault = operation and (operation.name, operation.source, cause and cause.tag)
+        who, before = _told
+        _told[:] = weakref.ref(self._subject), fault
+        other = None if who is None else who()
+        if other is None or other is self._subject or other.watched_by is None:
+            return False
+        return fault is not None and fault == before

@@ -41,6 +41,11 @@ def raising() -> Iterator[Found]:
     yield from watched(action="raise")
 
 
+@pytest.fixture
+def warning() -> Iterator[Found]:
+    yield from watched(action="warn")
+
+
 def watched(**options: Any) -> Iterator[Found]:
     real = nn.Module.__call__, torch.compile
     found = Found()
@@ -100,6 +105,17 @@ def test_one_fault_is_one_event_however_often_it_comes(found: Found) -> None:
         model.zero_grad()
     (event,) = found.events
     assert (event.operation.name, event.times) == ("log", 6)
+
+
+def test_a_loss_of_two_models_is_told_in_full_once(warning: Found) -> None:
+    generator, critic = net(), net()
+    with pytest.warns(anynan.AnynanWarning) as said:
+        (critic(generator(torch.ones(3, 4))).sum() * 0).reciprocal().backward()
+        warning.close()
+    full, line = (str(each.message) for each in said)
+    assert "\n  cause " in full
+    assert "\n" not in line
+    assert "reciprocal at" in line
 
 
 def test_what_the_model_made_is_no_batch_to_its_loss(found: Found) -> None:
