@@ -139,6 +139,7 @@ class Program(BaseAdapter):
     def _close(self, rows: Step) -> None:
         judge = self.tracker.judge
         if judge.close_step() is not None:
+            rows.mark_judged()  # each reading was, as it was written
             judge.settle(rows)
             if rows.failed is not None:  # no update of a program of its own is seen
                 judge.applied_bad_update(rows)
