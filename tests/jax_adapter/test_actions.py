@@ -155,18 +155,6 @@ def test_a_bad_weight_is_named_with_the_steps_it_went_bad_in():
     assert event.since == (1, 1)
 
 
-def test_a_bad_batch_is_named_with_its_rows():
-    def step(params, batch):
-        return (batch["image"] @ params["w"]).sum()
-
-    image = jnp.ones((4, 2)).at[2, 1].set(jnp.nan)
-    with pytest.raises(anynan.NonFiniteError) as caught:
-        anynan.jax.track(step)({"w": jnp.ones((2, 2))}, {"image": image})
-    event = caught.value.event
-    assert (event.phase, event.tensor) == ("input", "batch['image']")
-    assert event.cause.evidence == "1 of 4 rows is bad: 2"
-
-
 def test_expected_values_are_listed_and_not_raised():
     def step(x):
         with anynan.expect(neginf=True, nan=True, reason="empty rows"):

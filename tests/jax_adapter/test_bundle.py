@@ -32,23 +32,8 @@ def test_an_equation_by_its_primitive(tmp_path, x):
     assert outcome.printed == run_alone(tmp_path / "b")
 
 
-def test_a_function_of_several_equations(tmp_path, x):
-    def masked(x):
-        return jax.nn.softmax(jnp.where(x < 5, -jnp.inf, x), axis=-1)
-
-    script, outcome = fail(tmp_path / "b", jax.jit(masked), x)
-    assert outcome.same, script
-
-
-def test_a_gradient(tmp_path, x):
-    script, outcome = fail(tmp_path / "b", jax.grad(lambda x: jnp.sqrt(x * 0).sum()), x)
-    assert outcome.same, script
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_low_precision_survives(tmp_path, x, dtype):
-    big = x.astype(dtype) * (60000 if dtype == "float16" else 1e38)
-    script, outcome = fail(tmp_path / "b", lambda x: x @ x.T, big)
+def test_low_precision_survives(tmp_path, x):
+    script, outcome = fail(tmp_path / "b", lambda x: x @ x.T, x.astype("bfloat16") * 1e38)
     assert "dot_general_p.bind" in script
     assert outcome.same, script
 

@@ -50,6 +50,7 @@ def test_a_norm_is_one_operation():
 
 ELSEWHERE = {  # produced by the tests of this folder's other files
     "bad_input", "bad_parameter", "index_out_of_range", "optimizer_epsilon_underflow",
+    "optimizer_state_overflow",
 }  # fmt: skip
 
 
@@ -124,16 +125,6 @@ def test_a_divergence():
     assert tag in ("learning_rate_divergence", "exploding_gradient")
 
 
-def test_a_second_moment_that_overflows_is_said_of_the_optimizers_state():
-    step, params, state = train()
-    tracked = anynan.jax.track(step)
-    params, _ = tracked(params, state, jnp.full(2, 1e25))
-    assert np.isfinite(params["w"]).all()
-    (event,) = tracked.events
-    assert (event.severity, event.kind, event.tensor) == ("suspect", "posinf", "optimizer state")
-    assert event.cause.tag == "optimizer_state_overflow"
-
-
 def test_a_carried_state_that_grows():
     def step(h, x):
         h = jnp.tanh(x) + h * 100.0
@@ -161,7 +152,6 @@ def test_every_row_is_produced_or_has_its_reason():
     made = ELSEWHERE | produced("jax") | set(NOT_IN_JAX)
     made |= {
         "bad_label", "learning_rate_divergence", "exploding_gradient", "beyond_limit",
-        "vanishing_gradient", "optimizer_state_bad",
-        "optimizer_state_overflow", "growth_without_training",
+        "vanishing_gradient", "optimizer_state_bad", "growth_without_training",
     }  # fmt: skip
     assert {rule.tag for rule in RULES} == made

@@ -62,17 +62,6 @@ def test_the_layer_the_operation_and_the_line_are_named():
     assert all(value > 0 for _, value in event.trail[:2])
 
 
-def test_a_gradient_is_reported_at_its_forward_line():
-    step, params, state, x = made("root")
-    with pytest.raises(anynan.NonFiniteError) as caught:
-        anynan.jax.track(step)(params, state, x * 0)
-    event = caught.value.event
-    assert (event.layer, event.phase) == ("head", "backward")
-    assert event.operation.name == "sqrt"
-    assert event.operation.source.text == "return jnp.sqrt(x * x)"
-    assert event.cause.tag == "sqrt_gradient_at_zero"
-
-
 def test_static_donated_and_keyword_arguments_of_a_jitted_function():
     @functools.partial(jax.jit, static_argnums=1, static_argnames="word", donate_argnums=0)
     def scaled(x, times, *, word, by=1.0):

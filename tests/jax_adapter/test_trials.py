@@ -180,19 +180,6 @@ def test_no_function_of_the_programs_keeps_a_repair() -> None:
     assert math.isnan(float(jax.grad(lambda w: (shared(w) * 0).sum())(W)[0]))
 
 
-def test_code_that_counts_how_often_it_is_traced_is_left_as_it_was() -> None:
-    traces = 0
-
-    def counted(w: Any) -> Any:
-        nonlocal traces
-        traces += 1
-        return jnp.log(w).sum()
-
-    event = failing(step_of(counted), W)
-    assert event.tried is not None
-    assert traces == 1
-
-
 def test_code_that_draws_numbers_as_it_is_traced_is_not_tried() -> None:
     def drawn(w: Any) -> Any:
         return (jnp.log(w) * np.random.random()).sum()  # noqa: NPY002

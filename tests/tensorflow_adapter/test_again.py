@@ -1,7 +1,6 @@
 """A second run of a step: from the state of the first, believed only where it saw the same."""
 
 import ctypes
-import random
 
 import keras
 import numpy as np
@@ -20,9 +19,6 @@ def either(first, x):
     return tf.reduce_sum(tf.sqrt(x - 20))
 
 
-COUNT = 0
-
-
 def in_a_list():
     calls = [0]
 
@@ -31,38 +27,6 @@ def in_a_list():
         return either(calls[0] % 2 == 1, x)
 
     return step, lambda: calls[0]
-
-
-def in_a_cell():
-    calls = 0
-
-    def step(x):
-        nonlocal calls
-        calls += 1
-        return either(calls % 2 == 1, x)
-
-    return step, lambda: calls
-
-
-def in_a_global():
-    def step(x):
-        global COUNT  # noqa: PLW0603
-        COUNT += 1
-        return either(COUNT % 2 == 1, x)
-
-    return step, lambda: COUNT
-
-
-def in_an_object():
-    class Trainer:
-        calls = 0
-
-        def step(self, x):
-            self.calls += 1
-            return either(self.calls % 2 == 1, x)
-
-    trainer = Trainer()
-    return trainer.step, lambda: trainer.calls
 
 
 def in_a_variable():
@@ -76,11 +40,7 @@ def in_a_variable():
     return step, lambda: int(calls)
 
 
-@pytest.mark.parametrize(
-    "make",
-    [in_a_list, in_a_cell, in_a_global, in_an_object, in_a_variable],
-    ids=lambda f: f.__name__,
-)
+@pytest.mark.parametrize("make", [in_a_list, in_a_variable], ids=lambda f: f.__name__)
 def test_a_counter_is_what_it_was(make):
     fn, count = make()
     before = count()
@@ -88,20 +48,6 @@ def test_a_counter_is_what_it_was(make):
     step(tf.ones(3))
     assert count() == before + 1
     assert step.events[0].operation.name == "log"
-    step.remove()
-
-
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("kind", ["numpy", "python", "legacy"])
-def test_a_generator_draws_the_same(kind, seed):
-    generator = {"numpy": np.random.default_rng, "python": random.Random}.get(
-        kind, np.random.RandomState
-    )
-    mine, other = generator(seed), generator(seed)
-    step = anynan.tensorflow.track(lambda x: either(mine.random() < 0.5, x), action="record")
-    step(tf.ones(3))
-    assert step.events[0].operation.name == ("log" if other.random() < 0.5 else "sqrt")
-    assert mine.random() == other.random()
     step.remove()
 
 
@@ -162,12 +108,8 @@ def generated():
     return (x for x in NUMBERS)
 
 
-def zipped():
-    return (x for x, _ in zip(NUMBERS, NUMBERS, strict=True))
-
-
 @pytest.mark.parametrize("given", [True, False])
-@pytest.mark.parametrize("make", [arrays, generated, zipped], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("make", [arrays, generated], ids=lambda f: f.__name__)
 def test_a_second_run_gets_the_same_items(make, given):
     batches = make()
     args = [batches] if given else []
@@ -222,18 +164,6 @@ def test_variables_and_arrays_are_what_they_were():
     step(tf.ones(3))
     assert step.events[0].operation.name == "log"
     assert (table[0], int(count), trainer.held[0] is table) == (1, 1, True)
-    step.remove()
-
-
-def test_a_list_that_is_an_argument_is_left_as_the_first_run_left_it():
-    def fn(x, log):
-        log.append(len(log))
-        return either(len(log) == 1, x)
-
-    step = anynan.tensorflow.track(fn, action="record")
-    log = []
-    step(tf.ones(3), log)
-    assert (step.events[0].kind, log) == ("nan", [0])
     step.remove()
 
 

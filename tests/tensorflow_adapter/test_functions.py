@@ -113,20 +113,6 @@ def test_plain_module_and_function(jit):
         assert event.cause.tag == "log_of_negative"
 
 
-def test_what_was_found_goes_with_an_exception_that_ends_the_step():
-    def step(x):
-        tf.debugging.assert_all_finite(model(x), "not finite")
-
-    model = keras.Sequential([keras.Input((2,)), Log()])
-    tracker = anynan.tensorflow.track(step, action="record")
-    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
-        tracker(-tf.ones((2, 2)))
-    (event,) = [event for event in tracker.events if event.severity == "bad"]
-    assert (event.kind, event.phase) == ("nan", "forward")
-    assert caught.value.__notes__[0].startswith("NaN first appeared")
-    tracker.remove()
-
-
 def test_a_tracked_function_that_is_dropped_watches_no_longer():
     layer = keras.layers.Dense(2)
 
