@@ -349,22 +349,6 @@ def test_array_namespace_gives_the_recording_one() -> None:
     assert inspect.getsource(program)
 
 
-@pytest.mark.parametrize("read", ["auto", "end"])
-def test_level_operation_runs_nothing_a_second_time(read: Any) -> None:
-    calls: list[bool] = []
-
-    def step(x: Any) -> Any:
-        calls.append(anynan.replaying())
-        return np.log(x - len(calls) - 1)
-
-    tracker = track(step, level="operation", advanced=anynan.Advanced(read=read), action="record")
-    tracker(np.ones(3))
-    (event,) = tracker.events
-    assert event.operation is not None
-    assert (event.operation.name, event.operation.inputs[0].min) == ("log", -1.0)
-    assert calls == [False]
-
-
 def test_where_scopes_are_chosen_they_are_read() -> None:
     def program(x: Any) -> Any:
         with anynan.scope("a"):

@@ -80,17 +80,6 @@ def test_a_check_of_what_the_tracker_never_saw(read: Any) -> None:
         track(program, advanced=anynan.Advanced(read=read))(np.ones(2))
 
 
-def test_a_watch_inside_does_not_accuse_the_data() -> None:
-    def program(x: Any) -> Any:
-        return [batch.sum() for batch in anynan.watch([np.log(-x)])]
-
-    with pytest.raises(anynan.NonFiniteError) as error:
-        track(program)(np.ones(2))
-    assert error.value.event.phase == "forward"
-    assert error.value.event.operation is not None
-    assert error.value.event.operation.name == "log"
-
-
 @track
 def decorated(x: Any) -> Any:
     return np.sqrt(x)
