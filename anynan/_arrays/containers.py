@@ -114,12 +114,7 @@ def stored(x: Any) -> Iterator[tuple[str, Any]]:
     kind: Any = type(x)
     if kind.__module__ == "builtins" or issubclass(kind, type):
         return
-    try:
-        held: Any = object.__getattribute__(x, "__dict__")
-    except Exception:  # noqa: BLE001  it has none, or keeps it to itself
-        held = {}
-    if type(held) is dict:
-        yield from list(held.items())
+    yield from list((namespace(x) or {}).items())
     for owner in kind.__mro__:
         slots = owner.__dict__.get("__slots__", ())
         for key in (slots,) if isinstance(slots, str) else slots:
@@ -131,6 +126,15 @@ def stored(x: Any) -> Iterator[tuple[str, Any]]:
             except AttributeError:  # empty
                 continue
             yield key, item
+
+
+def namespace(value: Any) -> dict[str, Any] | None:
+    """Return an object's attributes as they are stored; None where it has no such dict."""
+    try:
+        held = object.__getattribute__(value, "__dict__")
+    except Exception:  # noqa: BLE001  it has none, or keeps it to itself
+        return None
+    return held if type(held) is dict else None
 
 
 def mapped(value: Any, change: Callable[[Any], Any]) -> Any:

@@ -3,7 +3,6 @@
 import importlib
 import os
 import sys
-from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
@@ -53,20 +52,30 @@ def part(name: str, part: str) -> Any:
     return found
 
 
-def sides(part: str) -> Iterator[tuple[str, Any]]:
-    """Walk the adapters that have a side of a product, each with its module.
+def side(part: str, maker: str, *given: Any, refused: str) -> Any:
+    """Give the side of a product that an adapter has for a target.
 
     Frameworks that are not imported are not asked. Keras runs on others, so it comes first; array
     code, which takes what nobody else does, last.
 
     Args:
         part: What the module is called in an adapter: ``compare``, ``stress``.
+        maker: The function in it that makes a side, and gives None for what is another's.
+        *given: What that is called with.
+        refused: What is said where nobody takes the target.
+
+    Raises:
+        TypeError: If that is so.
     """
     for name in ("keras", *(name for name in ADAPTERS if name != "keras"), "arrays"):
         module = f"{_PACKAGE}.{name}.{part}"
         if name == "arrays" or name in sys.modules:
             try:
-                yield name, importlib.import_module(module)
+                found = getattr(importlib.import_module(module), maker)(*given)
             except ModuleNotFoundError as error:
                 if error.name != module:
                     raise
+            else:
+                if found is not None:
+                    return found
+    raise TypeError(refused)

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from anynan._arrays.containers import namespace
 from anynan._base.sources import is_library
 from anynan._reach.queues import is_queue
 
@@ -465,15 +466,6 @@ def slots(kind: type) -> dict[str, types.MemberDescriptorType]:
 
 def _nothing() -> None:
     """Stand for the code of what has none."""
-
-
-def namespace(value: Any) -> dict[str, Any] | None:
-    """Return an object's attributes as they are stored; None where it has no such dict."""
-    try:
-        held = object.__getattribute__(value, "__dict__")
-    except Exception:  # noqa: BLE001  it has none, or keeps it to itself
-        return None
-    return held if type(held) is dict else None
 
 
 def is_iterator(kind: Any) -> bool:

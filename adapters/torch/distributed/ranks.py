@@ -167,7 +167,7 @@ class Ranks:
             self._act_on(found)
         except LostRankError as error:
             self._unlink("", quiet=bool(found))
-            self._act_on(found, note=f"the other ranks could not be told: {error}")
+            self._act_on(found, f"the other ranks could not be told: {error}")
             if (environment() or self._tracker.judge.options.action) in ("raise", "skip"):
                 raise
             self._tracker.judge.say(RANK_LOST(error=str(error)))
@@ -259,20 +259,16 @@ class Ranks:
 
     # Alone.
 
-    def _act_alone(self, rows: Step) -> None:
+    def _act_alone(self, rows: Step, *notes: str) -> None:
         rows.release()
         event = self._tracker.judge.release(rows)
         if event is not None:
-            self._tracker.judge.accept(rows, event)
+            self._tracker.judge.accept(rows, replace(event, notes=(*event.notes, *notes)))
 
-    def _act_on(self, found: list[Step], note: str = "") -> None:
+    def _act_on(self, found: list[Step], *notes: str) -> None:
         self._waiting.clear()
         for rows in found:
-            rows.release()
-            event = self._tracker.judge.release(rows)
-            if event is not None:
-                notes = (*event.notes, note) if note else event.notes
-                self._tracker.judge.accept(rows, replace(event, notes=notes))
+            self._act_alone(rows, *notes)
 
     def _unlink(self, why: str, *, quiet: bool = False) -> None:
         link, self._link = self._link, None

@@ -141,20 +141,13 @@ def _by_name(model: Any) -> Any:
 
 
 def _side(target: Any, what: str) -> Runner:
-    """Find the adapter that runs a target; frameworks that are not imported are not asked.
-
-    Raises:
-        TypeError: If there is none.
-    """
-    for _, module in products.sides("compare"):
-        side: Runner | None = module.side_of(target)
-        if side is not None:
-            return side
-    msg = (
+    """Find the adapter that runs a target."""
+    refused = (
         f"compare() cannot run {what}: a {type(target).__name__} is no PyTorch or Keras model, "
         "no JAX function, and no function that calls one"
     )
-    raise TypeError(msg)
+    side: Runner = products.side("compare", "side_of", target, refused=refused)
+    return side
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,7 +143,7 @@ class _Asking:
         """Run in the dtype, past what breaks; where it cannot, round a float32 run."""
         found, seen = self._run({}, (), 1.0, going=True)
         if seen.error is not None and self.how != "round":
-            why = reason_of(seen.error)
+            why = reason(seen.error)
             self.notes.append(
                 f"the target does not run with how={self.how!r} ({why}): every result of a "
                 "float32 run was rounded instead"
@@ -181,7 +181,7 @@ class _Asking:
         found += [each for each in self.cast if inside(each.layer, layers) is None]
         if seen.error is not None:
             where: Any = ("run",)
-            found.append(Break(where, reason_of(seen.error), None, "forward", None, "nan"))
+            found.append(Break(where, reason(seen.error), None, "forward", None, "nan"))
         return Trial(found, self._distance(seen.value), seen.error is not None)
 
     def _distance(self, value: Any) -> float | None:
@@ -209,11 +209,6 @@ class _Asking:
         return "\n".join([text, *lines]).strip()
 
 
-def reason_of(error: BaseException) -> str:
-    """Say what an exception was, in a line."""
-    return reason(error) if isinstance(error, Exception) else repr(error)
-
-
 def _computes(op: Op) -> bool:
     return op.phase in ("forward", "loss") and op.kernel != "astype"
 
@@ -223,17 +218,10 @@ def _at(source: Source | None, lines: Collection[Line]) -> bool:
 
 
 def _narrowed(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Narrow:
-    """Find the adapter that runs a target; frameworks that are not imported are not asked.
-
-    Raises:
-        TypeError: If there is none.
-    """
-    for _, module in products.sides("precision"):
-        found: Narrow | None = module.narrowed_of(target, args, kwargs)
-        if found is not None:
-            return found
-    msg = (
+    """Find the adapter that runs a target."""
+    refused = (
         f"precision() cannot run a {type(target).__name__}: give a PyTorch model, a JAX function, "
         "or a function that uses one, with the arrays it is called with"
     )
-    raise TypeError(msg)
+    found: Narrow = products.side("precision", "narrowed_of", target, args, kwargs, refused=refused)
+    return found

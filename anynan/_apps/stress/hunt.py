@@ -70,28 +70,17 @@ def stress(
     if not budget > 0:
         msg = f"budget={budget} leaves no time: give the seconds to search for"
         raise ValueError(msg)
-    return Hunt(lab_of(target, example), budget, seed, domain, tell or _silent).report()
+    return Hunt(lab_of(target, example), budget, seed, domain, tell or (lambda *_: None)).report()
 
 
 def lab_of(target: Any, example: tuple[Any, ...]) -> Lab:
-    """Find the framework that runs a target; those that are not imported are not asked.
-
-    Raises:
-        TypeError: If there is none.
-    """
-    for _, module in products.sides("stress"):
-        lab: Lab | None = module.lab_of(target, example)
-        if lab is not None:
-            return lab
-    msg = (
+    """Find the framework that runs a target."""
+    refused = (
         f"stress() cannot run a {type(target).__name__} on this example: it takes a model, or a "
         "function of tensors or arrays, and what it is called with"
     )
-    raise TypeError(msg)
-
-
-def _silent(what: str, part: float) -> None:
-    pass
+    lab: Lab = products.side("stress", "lab_of", target, example, refused=refused)
+    return lab
 
 
 class Hunt:
