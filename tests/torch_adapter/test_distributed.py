@@ -134,249 +134,232 @@ def where(event: dict[str, Any]) -> tuple[Any, ...]:
 
 LOG = ("fault", "forward", "log", "log_of_negative")
 SQRT = ("fault", "backward", "sqrt", "sqrt_gradient_at_zero")
+ZERO = ("0", "forward", "log", "log_of_zero")
+# The rank and the step that each began on, and its place.
+STOPS: dict[str, tuple[int, int, tuple[str, ...]]] = {
+    "forward": (1, 2, LOG),
+    "backward": (1, 2, SQRT),
+    "step": (1, 2, LOG),
+    "synchronised_norm": (1, 2, ("1", *LOG[1:])),  # a layer that sums over the ranks hides nothing
+    "accumulation": (1, 1, ZERO),  # a call without synchronisation is judged at the update
+    "evaluation_of_a_part": (0, 2, LOG),  # what one rank looked at leaves the ranks in step
+    "fsdp_forward": (1, 2, LOG),
+    "fsdp_tracked_first": (1, 2, LOG),
+    "tp_forward": (1, 2, LOG),
+    "dtensor_forward": (1, 2, LOG),
+    "pipeline_forward": (0, 2, ("1", *LOG[1:])),  # the stage, and not the one it was sent to
+    "pipeline_backward": (1, 2, ("1", *SQRT[1:])),
+    "schedule": (0, 2, ("1", *LOG[1:])),
+}
 
 
-class TestDataParallel:
-    def test_a_clean_run_is_left_as_it_is(self, two: Seen) -> None:
-        for result in two("clean"):
-            assert result["error"] is None and not result["events"] and not result["warnings"]
-            assert result["weights"] == result["untracked"]
-            assert result["layers"] == ["", "fault", "first", "last"]
-
-    def test_nan_in_the_forward_pass_of_one_rank_stops_all(self, two: Seen) -> None:
-        results = two("forward")
-        event = stopped_at_once(results, rank=1)
-        assert where(event) == LOG
-        assert event["line"] == "return torch.log(-1 - x.abs())"
-        assert all(result["finite"] for result in results)
-        assert results[0]["weights"] == results[1]["weights"]
-
-    def test_the_rank_it_began_on_reports_in_full_and_the_others_name_it(self, two: Seen) -> None:
-        other, own = (result["message"] for result in two("forward"))
-        assert own.startswith("NaN first appeared in the forward pass of step 2\n")
-        assert "\n  rank    1\n" in own and "\n  fix     keep the argument positive" in own
-        assert "input   float32 (3, 8)" in own
-        lines = other.splitlines()
-        assert lines[0] == "NaN first appeared in the forward pass of step 2 on rank 1"
-        assert lines[2] == "  layer   fault" and lines[3].startswith("  op      log  ")
-        assert lines[-1] == "  rank    1, which has the full report; this is rank 0"
-
-    def test_nan_in_the_backward_pass_of_one_rank_stops_all(self, two: Seen) -> None:
-        results = two("backward")
-        assert where(stopped_at_once(results, rank=1)) == SQRT
-        assert all(result["finite"] for result in results)
-
-    def test_a_tracked_step_stops_all(self, two: Seen) -> None:
-        assert where(stopped_at_once(two("step"), rank=1)) == LOG
-
-    def test_a_bad_batch_of_one_rank_is_its_own(self, two: Seen) -> None:
-        event = stopped_at_once(results := two("bad_batch"), rank=1)
-        assert (event["phase"], event["cause"]) == ("input", "bad_input")
-        assert "1 of 3 rows is bad: 2" in results[1]["message"]
-        assert "  batch    x  float32 (3, 4)" in results[1]["message"]
-
-    def test_a_weights_gradient_is_traced_to_the_rank_that_made_it(self, two: Seen) -> None:
-        # Every rank reads the sum at the same position.
-        event = stopped_at_once(two("weight_gradient"), rank=1)
-        assert (event["parameter"], event["op"]) == ("1.weight", "divide")
-
-    def test_a_layer_that_sums_over_the_ranks_does_not_hide_the_first_one(self, two: Seen) -> None:
-        event = stopped_at_once(two("synchronised_norm"), rank=1)
-        assert where(event) == ("1", *LOG[1:])
-
-    def test_a_call_without_synchronisation_is_judged_at_the_update(self, two: Seen) -> None:
-        event = stopped_at_once(two("accumulation"), rank=1, step=1)
-        assert where(event) == ("0", "forward", "log", "log_of_zero")
-
-    def test_a_skipped_update_is_agreed_on_at_the_next_call(self, two: Seen) -> None:
-        first, second = two("scaler")
-        assert first["event"] == second["event"]
-        assert where(first["event"]) == ("0", "forward", "log", "log_of_zero")
-        assert (first["stopped"], first["event"]["step"]) == (second["stopped"], 1) == (2, 1)
-
-    def test_two_trackers_agree_each_with_its_own(self, two: Seen) -> None:
-        first, second = two("two_trackers")
-        assert first["events"] == second["events"]
-        told = [[(event["step"], event["rank"]) for event in events] for events in first["events"]]
-        assert told == [[(1, 0)], [(2, 1)]]
-
-    def test_a_spike_is_one_story(self, two: Seen) -> None:
-        event = stopped_at_once(two("spike"), rank=0, step=7)
-        assert (event["kind"], event["cause"]) == ("spike", "exploding_gradient")
-
-    def test_whatever_the_settings(self, two: Seen) -> None:
-        first, second = (result["seen"] for result in two("settings"))
-        assert set(first) == SETTINGS
-        for name, result in first.items():
-            (event,) = result["events"]
-            assert [event] == second[name]["events"], name
-            assert (event["layer"], event["phase"], event["rank"]) == ("2", "forward", 1), name
-            assert (event["op"] is None) == (name in ("every", "no replay")), name
-            assert (result["error"], result["stopped"]) == (None, 3), name
-            # read=n lets updates from a bad step happen, as its documentation says.
-            assert result["finite"] == (name != "every"), name
-            assert result["weights"] == second[name]["weights"] or name == "every", name
-
-    def test_compiled_inside_and_outside(self, two: Seen) -> None:
-        first, second = two("compiled")
-        inside, outside = zip(first["seen"], second["seen"], strict=True)
-        event = stopped_at_once(list(outside), rank=1)
-        assert where(event) == ("0", "forward", "log", "log_of_zero")
-        # Here the model's own call is in the graph, and there is none to run again.
-        event = stopped_at_once(list(inside), rank=1)
-        assert (event["layer"], event["phase"]) == ("0", "forward")
-
-    def test_what_a_step_returns_is_heard_of_at_the_next_update(self, two: Seen) -> None:
-        first, second = two("result_only")
-        assert first["event"] == second["event"]
-        assert (first["event"]["phase"], first["event"]["rank"]) == ("loss", 1)
-        assert (first["event"]["step"], first["stopped"], second["stopped"]) == (1, 2, 2)
-        assert "step 1 was over when it was read" in first["event"]["notes"][0]
+def test_the_rank_it_began_on_reports_in_full_and_the_others_name_it(two: Seen) -> None:
+    other, own = (result["message"] for result in two("forward"))
+    assert own.startswith("NaN first appeared in the forward pass of step 2\n")
+    assert "\n  rank    1\n" in own and "\n  fix     keep the argument positive" in own
+    assert "input   float32 (3, 8)" in own
+    lines = other.splitlines()
+    assert lines[0] == "NaN first appeared in the forward pass of step 2 on rank 1"
+    assert lines[2] == "  layer   fault" and lines[3].startswith("  op      log  ")
+    assert lines[-1] == "  rank    1, which has the full report; this is rank 0"
 
 
-class TestTheWait:
-    @pytest.mark.parametrize("ranks", [2, 4])
-    def test_one_all_reduce_a_step_and_none_when_off(
-        self, ranks: int, request: pytest.FixtureRequest
-    ) -> None:
-        seen = request.getfixturevalue({2: "two", 4: "four"}[ranks])
-        steps = 3
-        for result in seen("counted"):
-            assert result["tracked"] == result["plain"] + steps
-            assert result["off"] == result["plain"]
-
-    def test_without_it_a_rank_raises_in_its_layer_alone(self, two: Seen) -> None:
-        first, second = two("apart")
-        assert (first["error"], first["stopped"], first["events"]) == (None, 3, [])
-        assert (second["error"], second["stopped"]) == ("NonFiniteError", 2)
-        assert where(second["event"]) == LOG
-        assert "spread" not in second["message"]  # raised before anything followed
-
-    def test_an_evaluation_on_one_rank_waits_for_nobody(self, two: Seen) -> None:
-        first, second = two("evaluation")
-        assert first["error"] == "NonFiniteError" and where(first["event"]) == LOG
-        assert second["error"] is None
-        assert (first["stopped"], second["stopped"]) == (2, 2)
-
-    def test_a_look_at_a_part_on_one_rank_leaves_the_ranks_in_step(self, two: Seen) -> None:
-        assert where(stopped_at_once(two("evaluation_of_a_part"), rank=0)) == LOG
-
-    def test_what_is_held_is_said_where_the_program_raises_first(self, two: Seen) -> None:
-        for rank, result in enumerate(two("refused")):
-            assert result["stopped"] == 2
-            (said,) = result["warnings"]
-            (event,) = result["events"]
-            assert said.startswith("NaN first appeared in the forward pass of step 2\n")
-            assert (event["rank"], where(event)) == (rank, ("1", *LOG[1:]))
-
-    def test_a_rank_that_does_not_track_is_said(self, two: Seen) -> None:
-        first, second = two("one_tracks")
-        (said,) = first["warnings"]
-        assert "rank 1 does not track; each is judged alone" in said
-        assert (first["stopped"], second["stopped"], second["warnings"]) == (3, 3, [])
-
-    def test_a_rank_that_stops_tracking_is_said(self, two: Seen) -> None:
-        first, second = two("one_leaves")
-        (said,) = first["warnings"]
-        assert "rank 1 stopped tracking" in said
-        assert (first["stopped"], second["stopped"], second["warnings"]) == (3, 3, [])
-
-    def test_a_rank_that_does_not_come_is_waited_for_so_long(self, two: Seen) -> None:
-        first, second = two("one_does_not_come")
-        (said,) = first["warnings"]
-        assert "rank 1 did not come to agree on a step within 1 s" in said
-        assert (first["stopped"], second["stopped"], second["warnings"]) == (3, 3, [])
-
-    def test_a_rank_that_dies_leaves_none_of_the_others_hanging(self, folder: Path) -> None:
-        first, second, _ = results(folder, 2, "killed_2", victim=2)
-        assert (first["error"], first["stopped"]) == ("LostRankError", 2)
-        assert first["message"] == (
-            "rank 2 is gone: the connection closed while rank 0 waited to agree on a step with "
-            "the other ranks; look at the output of the process that ended first"
-        )
-        # What was found is told all the same.
-        assert (second["error"], second["stopped"]) == ("NonFiniteError", 2)
-        assert "layer   fault\n  op      log" in second["message"]
-        note = " ".join(second["message"].split())
-        assert "the other ranks could not be told: rank 2 is gone" in note
-
-    def test_nor_does_the_one_that_holds_the_store(self, folder: Path) -> None:
-        _, other = results(folder, 3, "killed_0", victim=0)
-        assert (other["error"], other["stopped"]) == ("LostRankError", 2)
-        assert "a rank is gone, and with it the store that the ranks share" in other["message"]
+def test_a_bad_batch_of_one_rank_is_its_own(two: Seen) -> None:
+    event = stopped_at_once(results := two("bad_batch"), rank=1)
+    assert (event["phase"], event["cause"]) == ("input", "bad_input")
+    assert "1 of 3 rows is bad: 2" in results[1]["message"]
+    assert "  batch    x  float32 (3, 4)" in results[1]["message"]
 
 
-class TestSharded:
-    @pytest.mark.parametrize("name", ["fsdp_clean", "tp_clean"])
-    def test_a_clean_run_is_left_as_it_is(self, two: Seen, name: str) -> None:
-        for result in two(name):
-            assert result["error"] is None and not result["events"] and not result["warnings"]
-            assert result["weights"] == result["untracked"]
-            assert result["layers"] == ["", "fault", "first", "last"]
+def test_a_weights_gradient_is_traced_to_the_rank_that_made_it(two: Seen) -> None:
+    # Every rank reads the sum at the same position.
+    event = stopped_at_once(two("weight_gradient"), rank=1)
+    assert (event["parameter"], event["op"]) == ("1.weight", "divide")
 
-    @pytest.mark.parametrize("name", ["fsdp_forward", "tp_forward", "dtensor_forward"])
-    def test_nan_in_the_forward_pass_of_one_rank_stops_all(self, two: Seen, name: str) -> None:
-        results = two(name)
-        assert where(stopped_at_once(results, rank=1)) == LOG
-        assert all(result["finite"] for result in results)
 
-    @pytest.mark.parametrize(
-        ("name", "place"), [("fsdp_backward", SQRT), ("tp_backward", SQRT), ("fsdp_step", LOG)]
+def test_a_skipped_update_is_agreed_on_at_the_next_call(two: Seen) -> None:
+    first, second = two("scaler")
+    assert first["event"] == second["event"]
+    assert where(first["event"]) == ("0", "forward", "log", "log_of_zero")
+    assert (first["stopped"], first["event"]["step"]) == (second["stopped"], 1) == (2, 1)
+
+
+def test_two_trackers_agree_each_with_its_own(two: Seen) -> None:
+    first, second = two("two_trackers")
+    assert first["events"] == second["events"]
+    told = [[(event["step"], event["rank"]) for event in events] for events in first["events"]]
+    assert told == [[(1, 0)], [(2, 1)]]
+
+
+def test_a_spike_is_one_story(two: Seen) -> None:
+    event = stopped_at_once(two("spike"), rank=0, step=7)
+    assert (event["kind"], event["cause"]) == ("spike", "exploding_gradient")
+
+
+def test_whatever_the_settings(two: Seen) -> None:
+    first, second = (result["seen"] for result in two("settings"))
+    assert set(first) == SETTINGS
+    for name, result in first.items():
+        (event,) = result["events"]
+        assert [event] == second[name]["events"], name
+        assert (event["layer"], event["phase"], event["rank"]) == ("2", "forward", 1), name
+        assert (event["op"] is None) == (name in ("every", "no replay")), name
+        assert (result["error"], result["stopped"]) == (None, 3), name
+        # read=n lets updates from a bad step happen, as its documentation says.
+        assert result["finite"] == (name != "every"), name
+        assert result["weights"] == second[name]["weights"] or name == "every", name
+
+
+def test_compiled_inside_and_outside(two: Seen) -> None:
+    first, second = two("compiled")
+    inside, outside = zip(first["seen"], second["seen"], strict=True)
+    event = stopped_at_once(list(outside), rank=1)
+    assert where(event) == ("0", "forward", "log", "log_of_zero")
+    # Here the model's own call is in the graph, and there is none to run again.
+    event = stopped_at_once(list(inside), rank=1)
+    assert (event["layer"], event["phase"]) == ("0", "forward")
+
+
+def test_what_a_step_returns_is_heard_of_at_the_next_update(two: Seen) -> None:
+    first, second = two("result_only")
+    assert first["event"] == second["event"]
+    assert (first["event"]["phase"], first["event"]["rank"]) == ("loss", 1)
+    assert (first["event"]["step"], first["stopped"], second["stopped"]) == (1, 2, 2)
+    assert "step 1 was over when it was read" in first["event"]["notes"][0]
+
+
+# The wait.
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_one_all_reduce_a_step_and_none_when_off(
+    ranks: int, request: pytest.FixtureRequest
+) -> None:
+    seen = request.getfixturevalue({2: "two", 4: "four"}[ranks])
+    steps = 3
+    for result in seen("counted"):
+        assert result["tracked"] == result["plain"] + steps
+        assert result["off"] == result["plain"]
+
+
+def test_without_it_a_rank_raises_in_its_layer_alone(two: Seen) -> None:
+    first, second = two("apart")
+    assert (first["error"], first["stopped"], first["events"]) == (None, 3, [])
+    assert (second["error"], second["stopped"]) == ("NonFiniteError", 2)
+    assert where(second["event"]) == LOG
+    assert "spread" not in second["message"]  # raised before anything followed
+
+
+def test_an_evaluation_on_one_rank_waits_for_nobody(two: Seen) -> None:
+    first, second = two("evaluation")
+    assert first["error"] == "NonFiniteError" and where(first["event"]) == LOG
+    assert second["error"] is None
+    assert (first["stopped"], second["stopped"]) == (2, 2)
+
+
+def test_what_is_held_is_said_where_the_program_raises_first(two: Seen) -> None:
+    for rank, result in enumerate(two("refused")):
+        assert result["stopped"] == 2
+        (said,) = result["warnings"]
+        (event,) = result["events"]
+        assert said.startswith("NaN first appeared in the forward pass of step 2\n")
+        assert (event["rank"], where(event)) == (rank, ("1", *LOG[1:]))
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("one_tracks", "rank 1 does not track; each is judged alone"),
+        ("one_leaves", "rank 1 stopped tracking"),
+        ("one_does_not_come", "rank 1 did not come to agree on a step within 1 s"),
+    ],
+)
+def test_a_rank_that_does_not_take_part_is_said(two: Seen, name: str, said: str) -> None:
+    first, second = two(name)
+    (warning,) = first["warnings"]
+    assert said in warning
+    assert (first["stopped"], second["stopped"], second["warnings"]) == (3, 3, [])
+
+
+def test_a_rank_that_dies_leaves_none_of_the_others_hanging(folder: Path) -> None:
+    first, second, _ = results(folder, 2, "killed_2", victim=2)
+    assert (first["error"], first["stopped"]) == ("LostRankError", 2)
+    assert first["message"] == (
+        "rank 2 is gone: the connection closed while rank 0 waited to agree on a step with "
+        "the other ranks; look at the output of the process that ended first"
     )
-    def test_training_goes_on_after_a_replay_on_all_ranks(
-        self, two: Seen, name: str, place: tuple[str, ...]
-    ) -> None:
-        for result in two(name):
-            assert (result["error"], result["stopped"], result["finite"]) == (None, 3, True)
-            (event,) = result["events"]
-            assert (event["rank"], event["step"]) == (1, 2) and where(event) == place
-            (said,) = result["warnings"]
-            assert said.endswith("the update of this step is dropped")
-
-    def test_weights_that_are_gathered_again_to_recompute(self, two: Seen) -> None:
-        for result in two("checkpointed"):
-            assert (result["error"], result["stopped"], result["finite"]) == (None, 3, True)
-            (event,) = result["events"]
-            assert (event["rank"], where(event)) == (1, ("1.fault", *SQRT[1:]))
-
-    def test_a_bad_shard_of_a_weight_is_named_with_its_rank(self, two: Seen) -> None:
-        event = stopped_at_once(two("bad_shard"), rank=1)
-        assert event["parameter"] == "first.weight" and event["kind"] == "posinf"
-        assert event["phase"] in ("parameter", "optimizer")
-
-    def test_a_rank_that_is_alone_does_not_gather_weights_for_a_replay(self, two: Seen) -> None:
-        for rank, result in enumerate(two("fsdp_evaluation")):
-            event = result["event"]
-            assert (event["rank"], event["layer"], event["op"]) == (rank, "fault", None)
-            (note,) = event["notes"]
-            assert note.startswith("the model's weights are sharded over the ranks, and only this")
-            assert note.endswith("so it cannot be run again: the report names no operation")
-
-    def test_tracked_before_it_is_sharded(self, two: Seen) -> None:
-        assert where(stopped_at_once(two("fsdp_tracked_first"), rank=1)) == LOG
+    # What was found is told all the same.
+    assert (second["error"], second["stopped"]) == ("NonFiniteError", 2)
+    assert "layer   fault\n  op      log" in second["message"]
+    note = " ".join(second["message"].split())
+    assert "the other ranks could not be told: rank 2 is gone" in note
 
 
-class TestPipelines:
-    @pytest.mark.parametrize("name", ["pipeline_forward", "schedule"])
-    def test_the_stage_it_began_in_is_named_not_the_one_it_was_sent_to(
-        self, two: Seen, name: str
-    ) -> None:
-        event = stopped_at_once(two(name), rank=0)
-        assert where(event) == ("1", *LOG[1:])
-
-    def test_going_backward_too(self, two: Seen) -> None:
-        event = stopped_at_once(two("pipeline_backward"), rank=1)
-        assert where(event) == ("1", *SQRT[1:])
+def test_nor_does_the_one_that_holds_the_store(folder: Path) -> None:
+    _, other = results(folder, 3, "killed_0", victim=0)
+    assert (other["error"], other["stopped"]) == ("LostRankError", 2)
+    assert "a rank is gone, and with it the store that the ranks share" in other["message"]
 
 
-class TestFourRanks:
-    def test_a_clean_run_is_left_as_it_is(self, four: Seen) -> None:
-        results = four("clean")
-        assert all(result["error"] is None and not result["warnings"] for result in results)
-        assert all(result["weights"] == result["untracked"] for result in results)
+# Weights that are shared out.
 
-    def test_tensor_parallelism_inside_sharded_data_parallelism(self, four: Seen) -> None:
-        assert where(stopped_at_once(four("mesh"), rank=3)) == LOG
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        ("fsdp_backward", SQRT),
+        ("tp_backward", SQRT),
+        ("fsdp_step", LOG),
+        ("checkpointed", ("1.fault", *SQRT[1:])),
+    ],
+)
+def test_training_goes_on_after_a_replay_on_all_ranks(
+    two: Seen, name: str, place: tuple[str, ...]
+) -> None:
+    for result in two(name):
+        assert (result["error"], result["stopped"], result["finite"]) == (None, 3, True)
+        (event,) = result["events"]
+        assert (event["rank"], event["step"]) == (1, 2) and where(event) == place
+        (said,) = result["warnings"]
+        assert said.endswith("the update of this step is dropped")
+
+
+def test_a_bad_shard_of_a_weight_is_named_with_its_rank(two: Seen) -> None:
+    event = stopped_at_once(two("bad_shard"), rank=1)
+    assert event["parameter"] == "first.weight" and event["kind"] == "posinf"
+    assert event["phase"] in ("parameter", "optimizer")
+
+
+def test_a_rank_that_is_alone_does_not_gather_weights_for_a_replay(two: Seen) -> None:
+    for rank, result in enumerate(two("fsdp_evaluation")):
+        event = result["event"]
+        assert (event["rank"], event["layer"], event["op"]) == (rank, "fault", None)
+        (note,) = event["notes"]
+        assert note.startswith("the model's weights are sharded over the ranks, and only this")
+        assert note.endswith("so it cannot be run again: the report names no operation")
+
+
+# What every kind of program holds.
+
+
+@pytest.mark.parametrize("name", STOPS)
+def test_all_ranks_stop_at_one_step_and_name_where_it_began(two: Seen, name: str) -> None:
+    rank, step, place = STOPS[name]
+    results = two(name)
+    assert where(stopped_at_once(results, rank, step)) == place
+    assert all(result.get("finite", True) for result in results)
+
+
+def test_tensor_parallelism_inside_sharded_data_parallelism(four: Seen) -> None:
+    assert where(stopped_at_once(four("mesh"), rank=3)) == LOG
+
+
+@pytest.mark.parametrize("name", ["clean", "fsdp_clean", "tp_clean"])
+def test_a_clean_run_is_left_as_it_is(two: Seen, name: str) -> None:
+    for result in two(name):
+        assert result["error"] is None and not result["events"] and not result["warnings"]
+        assert result["weights"] == result["untracked"]
+        assert result["layers"] == ["", "fault", "first", "last"]
 
 
 ENDS = """
