@@ -1,5 +1,6 @@
 """A model in Lightning's Trainer, which calls the model's training_step and never the model."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -92,26 +93,29 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("where", "options"),
-    [("forward", {"precision": "bf16-mixed"}), ("between", {}), ("loss", {})],
-)
-def test_a_tracked_module_names_the_operation(where: str, options: Any) -> None:
-    module = Lit(where)
-    with anynan.torch.track(module), pytest.raises(NonFiniteError) as caught:
-        fit(module, **options)
-    event = caught.value.event
-    assert (event.layer, event.phase, event.operation.name) == FAULTS[where]
-    assert (event.step, event.operation.source.file) == (4, __file__)
+def half() -> dict[str, Any]:
+    """Give what "16-mixed" is on a GPU: on a CPU Lightning puts bfloat16 in its place."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    return {"plugins": lightning.pytorch.plugins.MixedPrecision("16-mixed", "cpu", scaler)}
 
 
-@pytest.mark.parametrize("kind", [Lit, Manual])
-@pytest.mark.parametrize("where", FAULTS)
+WAYS: list[tuple[str, type[Lit], Callable[[], dict[str, Any]]]] = [
+    *((where, Lit, dict) for where in FAULTS),
+    ("forward", Manual, dict),
+    ("loss", Manual, dict),
+    ("forward", Lit, half),
+    ("between", Lit, half),
+    ("between", Lit, lambda: {"accumulate_grad_batches": 2}),  # batch 4 is a first half
+    ("finite", Lit, lambda: {"precision": "bf16-mixed"}),
+]
+
+
+@pytest.mark.parametrize(("where", "kind", "options"), WAYS)
 def test_the_monitor_names_the_operation_and_stops_with_good_weights(
-    where: str, kind: type[Lit], tmp_path: Any
+    where: str, kind: type[Lit], options: Any, tmp_path: Any
 ) -> None:
     module, monitor = kind(where), anynan.lightning.Monitor()
-    trainer = fit(module, callbacks=[monitor], default_root_dir=tmp_path, max_epochs=2)
+    trainer = fit(module, callbacks=[monitor], default_root_dir=tmp_path, max_epochs=2, **options())
     (event,) = monitor.events
     layer, phase, name = FAULTS[where]
     assert (event.layer, event.phase, event.operation.name, event.step) == (layer, phase, name, 4)
@@ -134,23 +138,6 @@ def test_the_monitor_raises_and_the_traceback_ends_in_the_users_line(tmp_path: A
     last = caught.traceback[-1]
     assert (str(last.path), last.name) == (__file__, "training_step")
     assert monitor.saved
-
-
-def half() -> dict[str, Any]:
-    """Give what "16-mixed" is on a GPU: on a CPU Lightning puts bfloat16 in its place."""
-    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-    return {"plugins": lightning.pytorch.plugins.MixedPrecision("16-mixed", "cpu", scaler)}
-
-
-@pytest.mark.parametrize("where", ["forward", "between"])
-def test_a_fault_under_a_loss_scaler_is_named(where: str, tmp_path: Any) -> None:
-    module, monitor = Lit(where), anynan.lightning.Monitor()
-    fit(module, callbacks=[monitor], default_root_dir=tmp_path, **half())
-    layer, phase, name = FAULTS[where]
-    event = monitor.events[0]
-    assert (event.layer, event.phase, event.operation.name, event.step) == (layer, phase, name, 4)
-    assert all(p.isfinite().all() for p in module.parameters())
-    assert torch.load(monitor.saved, weights_only=True)["state_dict"]
 
 
 @pytest.mark.parametrize("make", [
@@ -200,12 +187,6 @@ def test_a_replay_calls_no_callback_and_logs_nothing() -> None:
     assert counting.calls == 6
     assert trainer.callback_metrics["calls"] == 6
     assert trainer.callback_metrics["seen_epoch"] == 2.5
-
-
-def test_a_batch_without_an_update_is_watched_too() -> None:
-    monitor = anynan.lightning.Monitor("record")
-    fit(Lit("between"), callbacks=[monitor], accumulate_grad_batches=2)  # batch 4 is a first half
-    assert monitor.events[0].operation.name == "divide"
 
 
 def test_every_trainer_gets_one_where_the_environment_asks(
