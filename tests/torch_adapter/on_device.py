@@ -14,7 +14,7 @@ import torch
 from torch import distributed, nn
 
 import anynan
-from anynan import NonFiniteError
+from anynan import NonFiniteError, Policy
 from anynan._arrays.containers import leaves
 from anynan.torch.call.discovery import find_state, find_weights
 from anynan.torch.doctor import devices
@@ -191,6 +191,7 @@ def test_whatever_optimizer_updates_the_weights_one_read_is_added(name: str) -> 
         ({"updates": 2}, [2, 1, 2, 1]),  # how far it moved the weights is known after it alone
         ({"parameters": True}, [2, 2, 2, 2]),  # once before and once after the update
         ({"action": "warn"}, [1, 1, 1, 1]),
+        ({"policy": Policy(spike=50, vanishing=1e-12, headroom=1, large=1e9)}, [1, 1, 1, 1]),
     ],
     ids=lambda x: next(iter(x)) if isinstance(x, dict) else "",
 )

@@ -10,8 +10,6 @@ from tests.flat import split
 
 torch = pytest.importorskip("torch")
 
-pytestmark = pytest.mark.tier(2)  # its own tests hold the vows
-
 
 class Log(torch.nn.Module):
     def forward(self, x: Any) -> Any:

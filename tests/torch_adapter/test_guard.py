@@ -111,44 +111,6 @@ def test_a_norm_that_overflows_condemns_no_finite_gradient(
     assert norm == pytest.approx(size * 8, rel=1e-2)
 
 
-# One read.
-
-
-@pytest.mark.parametrize(
-    "policy",
-    [Policy(), Policy(spike=5, vanishing=1e-12), Policy(spike=5, headroom=30, large=1e-3)],
-    ids=["off", "on", "limits"],
-)
-def test_the_norms_are_part_of_the_one_read(policy: Policy) -> None:
-    reads: list[int] = []
-
-    class Reads(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            name = func.overloadpacket.__name__
-            # A cast stays on the device.
-            copied = name == "_to_copy" and (kwargs or {}).get("device") is not None
-            reads[-1] += copied or name in ("_local_scalar_dense", "item")
-            return func(*args, **(kwargs or {}))
-
-    model = net()
-    optimizer = torch.optim.SGD(model.parameters(), 1e-3, foreach=False)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", AnynanWarning)
-        with anynan.torch.track(
-            model, advanced=anynan.Advanced(read="end"), policy=policy
-        ) as tracker:
-            for _ in range(4):
-                reads.append(0)
-                with Reads():
-                    optimizer.zero_grad()
-                    model(torch.ones(3, 4)).square().mean().backward()
-                    optimizer.step()
-            assert reads == [1] * 4
-            assert len(tracker.history.norms()) == 4
-
-
 # A jump.
 
 
