@@ -381,32 +381,22 @@ def test_a_step_that_draws_nothing_takes_the_state_of_numpy_once(
     assert not taken
 
 
-def draw_numbers() -> None:
-    np.random.rand()  # noqa: NPY002
+CHANGES: dict[str, Callable[[], object]] = {
+    "numbers": lambda: np.random.rand(),  # noqa: NPY002
+    "a normal number": lambda: np.random.randn(),  # noqa: NPY002
+    "all words": lambda: np.random.bytes(4 * 624),  # noqa: NPY002  the place is the same after it
+    "another": lambda: np.random.seed(3),  # noqa: NPY002
+}
 
 
-def draw_a_normal_number() -> None:
-    np.random.randn()  # noqa: NPY002
-
-
-def draw_all_words() -> None:
-    np.random.bytes(4 * 624)  # noqa: NPY002  the place is the same after it
-
-
-def put_another() -> None:
-    np.random.seed(3)  # noqa: NPY002
-
-
-@pytest.mark.parametrize(
-    "change", [draw_numbers, draw_a_normal_number, draw_all_words, put_another]
-)
-def test_each_change_of_numpys_generator_is_seen(change: Callable[[], None]) -> None:
+@pytest.mark.parametrize("change", CHANGES)
+def test_each_change_of_numpys_generator_is_seen(change: str) -> None:
     before = np.random.get_state()  # noqa: NPY002
     try:
         np.random.seed(0)  # noqa: NPY002
         for _ in range(5):
             found = RandomState.now().numpy
             assert pickle.dumps(found) == pickle.dumps(np.random.get_state())  # noqa: NPY002
-            change()
+            CHANGES[change]()
     finally:
         np.random.set_state(before)  # noqa: NPY002
