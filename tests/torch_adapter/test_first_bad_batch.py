@@ -141,6 +141,18 @@ def test_what_happens_once_is_said_to_be_a_guess() -> None:
     assert any("did not happen again" in note for note in found.event.notes)
 
 
+def test_a_batch_that_the_step_writes_into_is_said() -> None:
+    run = Training()
+
+    def step(x: Tensor) -> Tensor:
+        x.mul_(1.0)
+        return run.step(x)
+
+    found = first_bad_batch(step, batches(), every=4)
+    assert found.index == SPOILED
+    assert any("writes into its batch" in note for note in found.event.notes)
+
+
 def test_a_window_is_run_again_no_further_than_to_the_bad_batch() -> None:
     run = Training()
     ran: list[int] = []

@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributions import Normal
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import anynan
 from anynan import NonFiniteError
@@ -45,6 +47,44 @@ def test_a_layer_that_is_really_called_module() -> None:
     event = caught.value.event
     assert (event.layer, event.parameter) == ("1.module.0", "1.module.0.weight")
     assert event.parameter in dict(model.named_parameters())
+
+
+def steep(x: Tensor) -> Tensor:
+    """Give 0 with an infinite slope."""
+    return (x * 0).norm(dim=-1, keepdim=True).pow(2).sqrt()
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.v, self.o = nn.Linear(8, 8), nn.Linear(8, 8), Steep(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, v = self.q(x)[:, None], self.v(x)[:, None]
+        return x + self.o(F.scaled_dot_product_attention(q, q, v)[:, 0])
+
+
+class Steep(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        out = super().forward(x)
+        return out + steep(out)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("level", ["layer", "operation"])
+def test_checkpointed_attention(level: str, *, reentrant: bool) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block, self.out = Attention(), nn.Linear(8, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.out(checkpoint(self.block, x, use_reentrant=reentrant))
+
+    model = Net()
+    x = torch.randn(2, 6, 8, requires_grad=True)
+    event = failure(model, lambda: model(x).square().mean().backward(), level=level)
+    assert named(event) == ("block.o", "backward", "sqrt")
 
 
 class Norm(nn.Module):
