@@ -210,8 +210,11 @@ def run(
     if not all(isinstance(part, _PARTS) for part in ast.walk(code)):
         raise RepairError(repair.expression)
     names = _Names(repair.operation, words, own, operands, params)
-    # In a file of ours: what runs in it has no line of its own.
-    return eval(compile(code, __file__, "eval"), {"__builtins__": {}}, names)  # noqa: S307  _PARTS
+    try:
+        # In a file of ours: what runs in it has no line of its own.
+        return eval(compile(code, __file__, "eval"), {"__builtins__": {}}, names)  # noqa: S307  _PARTS
+    finally:
+        names.clear()  # its methods are among them: it would hold the arrays until a collection
 
 
 # What an expression may be made of.
