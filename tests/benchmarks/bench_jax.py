@@ -22,6 +22,7 @@ from jax.experimental import checkify
 import anynan
 from anynan._steps.tracked import inside
 from tests.benchmarks.timing import machine, options, publish, ratios, table
+from tests.flat import split
 
 HEADS, BLOCKS, LETTERS, FIRST_CALLS = 4, 4, 64, 3
 # Width, sequences and their length. The larger one is the model that PyTorch is timed with.
@@ -81,41 +82,9 @@ def plain() -> Callable[..., Any]:
     return jax.jit(train_step)
 
 
-def tracked() -> Callable[..., Any]:
-    """Run under the default tracker."""
-    step: Callable[..., Any] = anynan.jax.track(train_step)
-    return step
-
-
-def tracked_ends() -> Callable[..., Any]:
-    """Run with the step's ends read only."""
-    step: Callable[..., Any] = anynan.jax.track(train_step, level="step")
-    return step
-
-
-def tracked_operations() -> Callable[..., Any]:
-    """Run with every operation watched."""
-    step: Callable[..., Any] = anynan.jax.track(train_step, level="operation")
-    return step
-
-
-def tracked_late() -> Callable[..., Any]:
-    """Run with each step read after the next one has begun."""
-    step: Callable[..., Any] = anynan.jax.track(train_step, advanced=anynan.Advanced(lag=1))
-    return step
-
-
-def tracked_sizes() -> Callable[..., Any]:
-    """Run with magnitudes and the gradient of every layer read too."""
-    step: Callable[..., Any] = anynan.jax.track(
-        train_step, advanced=anynan.Advanced(stats=("absmax",))
-    )
-    return step
-
-
-def tracked_skip() -> Callable[..., Any]:
-    """Run with bad updates dropped inside the program."""
-    step: Callable[..., Any] = anynan.jax.track(train_step, action="skip")
+def tracked(**chosen: Any) -> Callable[..., Any]:
+    """Run under the default tracker, or under one with other options."""
+    step: Callable[..., Any] = anynan.jax.track(train_step, **split(chosen))
     return step
 
 
@@ -157,12 +126,12 @@ def callback() -> Callable[..., Any]:
 BASE = "plain jit"
 VARIANTS: dict[str, Callable[[], Callable[..., Any]]] = {
     BASE: plain,
-    'anynan track(step, level="step")': tracked_ends,
+    'anynan track(step, level="step")': functools.partial(tracked, level="step"),
     "anynan track(step)": tracked,
-    "anynan, lag=1": tracked_late,
-    'anynan, action="skip"': tracked_skip,
-    'anynan, stats="absmax"': tracked_sizes,
-    'anynan track(step, level="operation")': tracked_operations,
+    "anynan, lag=1": functools.partial(tracked, lag=1),
+    'anynan, action="skip"': functools.partial(tracked, action="skip"),
+    'anynan, stats="absmax"': functools.partial(tracked, stats=("absmax",)),
+    'anynan track(step, level="operation")': functools.partial(tracked, level="operation"),
     "jax_debug_nans": debug_nans,
     "checkify.float_checks": float_checks,
     "unconditional debug.callback": callback,

@@ -8,6 +8,8 @@ nothing else on the machine: ``make bench``.
 import contextlib
 import warnings
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,6 +19,7 @@ from anynan._everywhere import Found
 from anynan.options import Options
 from tests.benchmarks.gpt import LARGE, SMALL, Size, publish_sizes, training
 from tests.benchmarks.timing import ratios
+from tests.flat import split
 
 GOALS = {
     SMALL.name: "step <= 1.05, layer <= 1.15",
@@ -29,22 +32,12 @@ def plain(model: nn.Module, step: Callable[[], None]) -> Callable[[], None]:
     return step
 
 
-def tracked(model: nn.Module, step: Callable[[], None]) -> Callable[[], None]:
-    """Run under the default tracker: every layer, forward and backward."""
-    anynan.torch.track(model)
-    return step
-
-
-def ends(model: nn.Module, step: Callable[[], None]) -> Callable[[], None]:
-    """Run the model under the tracker that reads a step's ends."""
-    anynan.torch.track(model, level="step")
-    return step
-
-
-def step_ends(model: nn.Module, step: Callable[[], None]) -> Callable[[], None]:
-    """Run the step function under the tracker that reads its ends."""
-    tracker: Callable[[], None] = anynan.torch.track(step, level="step")
-    return tracker
+def tracked(
+    model: nn.Module, step: Callable[[], None], *, whole: bool = False, **chosen: Any
+) -> Callable[[], None]:
+    """Run under a tracker of the model, or of the whole step."""
+    tracker = anynan.torch.track(step if whole else model, **split(chosen))
+    return tracker if whole else step
 
 
 def unasked(model: nn.Module, step: Callable[[], None]) -> Callable[[], None]:
@@ -71,30 +64,6 @@ def unasked(model: nn.Module, step: Callable[[], None]) -> Callable[[], None]:
             type.__setattr__(nn.Module, "__call__", real)
 
     return run
-
-
-def operations(model: nn.Module, step: Callable[[], None]) -> Callable[[], None]:
-    """Run under the watcher of every operation."""
-    anynan.torch.track(model, level="operation")
-    return step
-
-
-def forward_only(model: nn.Module, step: Callable[[], None]) -> Callable[[], None]:
-    """Run under the tracker without its backward half."""
-    anynan.torch.track(model, advanced=anynan.Advanced(backward=False))
-    return step
-
-
-def tracked_step(model: nn.Module, step: Callable[[], None]) -> Callable[[], None]:
-    """Run the step function under the tracker."""
-    tracker: Callable[[], None] = anynan.torch.track(step)
-    return tracker
-
-
-def deferred(model: nn.Module, step: Callable[[], None]) -> Callable[[], None]:
-    """Run with one read a step, as on an accelerator."""
-    anynan.torch.track(model, advanced=anynan.Advanced(read="end"))
-    return step
 
 
 def anomaly(model: nn.Module, step: Callable[[], None]) -> Callable[[], None]:
@@ -143,14 +112,14 @@ def sherlorch_trace(model: nn.Module, step: Callable[[], None]) -> Callable[[], 
 BASE = "no tracking"
 VARIANTS: dict[str, Callable[[nn.Module, Callable[[], None]], Callable[[], None]]] = {
     BASE: plain,
-    'anynan track(model, level="step")': ends,
-    'anynan track(step, level="step")': step_ends,
+    'anynan track(model, level="step")': partial(tracked, level="step"),
+    'anynan track(step, level="step")': partial(tracked, whole=True, level="step"),
     "anynan run": unasked,
     "anynan track(model)": tracked,
-    "anynan track(step)": tracked_step,
-    "anynan, backward=False": forward_only,
-    'anynan, read="end"': deferred,
-    'anynan track(model, level="operation")': operations,
+    "anynan track(step)": partial(tracked, whole=True),
+    "anynan, backward=False": partial(tracked, backward=False),
+    'anynan, read="end"': partial(tracked, read="end"),
+    'anynan track(model, level="operation")': partial(tracked, level="operation"),
     "autograd.detect_anomaly": anomaly,
     "isnan/isinf forward hooks": isnan_hooks,
     "transformers DebugUnderflowOverflow": transformers_debug,
