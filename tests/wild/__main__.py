@@ -80,7 +80,9 @@ def count_cases(path: Path, suite: str, cases: int) -> None:
 
 def run(name: str, asked: argparse.Namespace) -> list[Row]:
     """Run one suite and give the rows of the cases that were asked for."""
-    runner = Runner(name, SUITES[name], f"tests.wild.suites.{name}")
+    suite = SUITES[name]
+    os.environ.update(suite.environment)
+    runner = Runner(name, suite, suite.module or f"tests.wild.suites.{name}")
     cases = runner.cases(sample=asked.sample)
     if not asked.sample:
         count_cases(asked.rows.with_name("cases.json"), name, len(cases))

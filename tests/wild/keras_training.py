@@ -16,6 +16,8 @@ import anynan
 import anynan.keras
 from tests.wild.rows import LEVELS, YES, Fault, Row, wanted
 
+SUITE = f"keras_{keras.backend.backend()}"
+SAMPLE = ["Dense"]
 EXACT = keras.backend.backend() == "torch"
 ZERO, BIG = "0/0", "scaled weight"
 Model = Any
@@ -224,7 +226,6 @@ def zeroed(
 
 
 def rows(
-    suite: str,
     case: str,
     build: Callable[[], Model],
     x: np.ndarray,
@@ -237,12 +238,12 @@ def rows(
         plain = Run(build, None)
         plain.fit(x, y)
     except Exception as error:
-        yield Row(suite, case, skipped=f"{type(error).__name__}: {error}"[:200])
+        yield Row(SUITE, case, skipped=f"{type(error).__name__}: {error}"[:200])
         return
     result, heard = plain.result, {str(warning.message) for warning in plain.warnings}
     first = plain.model.get_weights()
     for level in levels:
-        row = Row(suite, case, level, silent=YES)
+        row = Row(SUITE, case, level, silent=YES)
         run = Run(build, level)
         event = run.fit(x, y)
         if event is None:
@@ -268,7 +269,7 @@ def rows(
         yield row
 
 
-def of_layer(suite: str, case: str) -> Iterator[Row]:
+def of_layer(case: str) -> Iterator[Row]:
     """Train one layer of the table between others."""
     from tests.wild.keras_layers import TABLE, batch
 
@@ -287,10 +288,10 @@ def of_layer(suite: str, case: str) -> Iterator[Row]:
         model.compile("adam", "mse")
         return model
 
-    yield from rows(suite, case, build, batch(shape, dtype), np.ones((4, 1), "float32"), "target")
+    yield from rows(case, build, batch(shape, dtype), np.ones((4, 1), "float32"), "target")
 
 
-def of_application(suite: str, case: str) -> Iterator[Row]:
+def of_application(case: str) -> Iterator[Row]:
     """Train a small form of one of keras.applications."""
     size, options = APPLICATIONS[case]
 
@@ -304,7 +305,7 @@ def of_application(suite: str, case: str) -> Iterator[Row]:
     names = [layer.name for layer in build().layers if layer.trainable_weights]
     x = np.random.default_rng(0).uniform(0, 255, (4, size, size, 3)).astype("float32")
     target = names[len(names) // 2]
-    yield from rows(suite, case, build, x, np.array([0, 1, 2, 0]), target, levels=("layer",))
+    yield from rows(case, build, x, np.array([0, 1, 2, 0]), target, levels=("layer",))
 
 
 APPLICATIONS: dict[str, tuple[int, dict[str, Any]]] = {
@@ -339,6 +340,6 @@ def cases() -> list[str]:
     return [case for case in mixed if case in SMALL or case not in APPLICATIONS][::4]
 
 
-def rows_of(suite: str, case: str) -> Iterator[Row]:
+def run(case: str) -> Iterator[Row]:
     """Train one of them."""
-    yield from (of_application if case in APPLICATIONS else of_layer)(suite, case)
+    yield from (of_application if case in APPLICATIONS else of_layer)(case)

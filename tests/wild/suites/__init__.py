@@ -1,6 +1,7 @@
 """The suites: each is a module of its own with ``cases``, ``run`` and ``SAMPLE``."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -14,6 +15,8 @@ class Suite:
             it is imported or first used before the fork: JAX, TensorFlow.
         seconds: How much of the processor's time one case may take, and how long stand still.
         gigabytes: How much memory one case may hold.
+        module: The module, where it is none of this folder's and of the suite's name.
+        environment: What must be in the environment before it is imported.
     """
 
     packages: tuple[str, ...]
@@ -21,6 +24,19 @@ class Suite:
     fork: bool = False
     seconds: float = 180.0
     gigabytes: float = 4.0
+    module: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def _keras(backend: str, package: str, **limits: float) -> Suite:
+    return Suite(
+        ("keras", package),
+        ("keras", backend),
+        fork=True,
+        **limits,
+        module="tests.wild.keras_training",
+        environment={"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"},
+    )
 
 
 SUITES = {
@@ -35,11 +51,9 @@ SUITES = {
         fork=True,
         seconds=900,
     ),
-    "keras_tensorflow": Suite(
-        ("keras", "tensorflow_cpu"), ("keras", "tensorflow"), fork=True, seconds=900, gigabytes=8
-    ),
-    "keras_torch": Suite(("keras", "torch"), ("keras", "torch"), fork=True, seconds=600),
-    "keras_jax": Suite(("keras", "jax"), ("keras", "jax"), fork=True, seconds=600),
+    "keras_tensorflow": _keras("tensorflow", "tensorflow_cpu", seconds=900, gigabytes=8),
+    "keras_torch": _keras("torch", "torch", seconds=600),
+    "keras_jax": _keras("jax", "jax", seconds=600),
     "array_api": Suite(
         ("numpy", "array_api_strict", "hypothesis", "ndindex", "pytest-json-report"),
         fork=True,
