@@ -38,6 +38,11 @@ Program = tuple[nn.Module, Callable[[nn.Module, int], Tensor]]
 Build = Callable[[], Program]
 
 
+def drawn(*shape: int) -> Tensor:
+    """Draw the same numbers each time."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(3))
+
+
 def copies(build: Build) -> Build:
     """Build a program once, and give a copy each time: what is drawn at random takes long."""
     seed(0)

@@ -17,7 +17,7 @@ import tests.wild.torchvision_here  # noqa: F401 - before what imports torchvisi
 import diffusers
 
 from tests.wild.rows import Row
-from tests.wild.torch_training import Program, rows
+from tests.wild.torch_training import Program, drawn, rows
 
 logging.disable(logging.WARNING)
 
@@ -25,10 +25,6 @@ SAMPLE = ["UNet2DModel"]
 TIMES = torch.tensor([3, 500])
 TRANSFORMER = {"num_attention_heads": 2, "attention_head_dim": 8, "in_channels": 4}
 TRANSFORMER |= {"num_layers": 2, "sample_size": 8, "patch_size": 2}
-
-
-def drawn(*shape: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(3))
 
 
 def unet() -> Program:

@@ -16,7 +16,7 @@ from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.ops import MultiScaleRoIAlign
 
 from tests.wild.rows import Row
-from tests.wild.torch_training import Program, rows
+from tests.wild.torch_training import Program, drawn, rows
 
 SAMPLE = ["mobilenet_v3_small"]
 CLASSIFIERS = (
@@ -25,10 +25,6 @@ CLASSIFIERS = (
 )  # fmt: skip
 SIZES = {"min_size": 64, "max_size": 72}
 NOTHING = {"weights": None, "weights_backbone": None, "num_classes": 3}
-
-
-def drawn(*shape: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(3))
 
 
 def classifier(name: str) -> Callable[[], Program]:

@@ -21,7 +21,7 @@ from transformers.models.auto import configuration_auto, modeling_auto
 
 from tests.wild.rows import Row
 from tests.wild.tiny_configs import ONE, TINY
-from tests.wild.torch_training import Program, rows
+from tests.wild.torch_training import Program, drawn, rows
 
 transformers.logging.set_verbosity_error()
 logging.disable(logging.WARNING)
@@ -103,10 +103,6 @@ def configuration(kind: str) -> Any:
         except Exception as error:
             why = error
     raise why
-
-
-def drawn(*shape: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(3))
 
 
 def arguments(kind: str, head: str, config: Any, model: Any) -> dict[str, Any]:
