@@ -1,5 +1,6 @@
 """One side of a comparison: evaluate a function's jaxpr, and keep what leaves its layers."""
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -123,6 +124,7 @@ class _Values(Run):
         choosers: Its discrete operations.
         wanted: Numbers of the values.
         follow: What discrete operations shall choose, in order.
+        compiled: What was compiled of earlier runs for the same values.
 
     Attributes:
         found: The values.
@@ -132,17 +134,51 @@ class _Values(Run):
 
     def __init__(
         self, graph: Graph, choosers: list[Chooser], wanted: Iterable[int],
-        follow: Sequence[Choice],
+        follow: Sequence[Choice], compiled: dict[Path, Any],
     ) -> None:  # fmt: skip
         self.turn, self.notes = (), []
         self.found: dict[tuple[int, Turn], tuple[int, Any]] = {}
         self.chosen: list[tuple[Chooser, int, Array, float]] = []
-        self._likes = RecordedChoices(follow)
+        self._graph, self._likes, self._compiled = graph, RecordedChoices(follow), compiled
         values = [graph.values[i] for i in wanted]
         self._places = {(value.path, value.var): value.index for value in values}
         self._choosers = {x.path: x for x in choosers}
         points = [*(value.path for value in values), *(path[:-1] for path in self._choosers)]
         self._inside = {path[:i] for path in points for i in range(len(path) + 1)}
+
+    def run(self, jaxpr: Any, consts: Any, args: Any, path: Path) -> list[Any]:
+        """Evaluate a jaxpr; the body of a loop compiled, if it has no choice, loop or branch."""
+        if path not in self._compiled:
+            self._compiled[path] = self._body(jaxpr, path) if self._is_plain(path) else None
+        if self._compiled[path] is None:
+            return super().run(jaxpr, consts, args, path)
+        body, keys = self._compiled[path]
+        outs, values = body(list(consts), list(args))
+        for i, x in zip(keys, values, strict=True):
+            self.found[i, self.turn] = len(self.found), x
+        return list(outs)
+
+    def _is_plain(self, path: Path) -> bool:
+        around = len(self._graph.loops[path]), self._graph.branches[path]
+        inner = [p for p, _ in self._places if p[: len(path)] == path]
+        if not self.turn or any(p[: len(path)] == path for p in self._choosers):
+            return False
+        return all((len(self._graph.loops[p]), self._graph.branches[p]) == around for p in inner)
+
+    def _body(self, jaxpr: Any, path: Path) -> tuple[Any, list[int]]:
+        """Compile a turn of a loop, and give the numbers of the values that it tells of."""
+        part, keys = copy.copy(self), list[int]()
+        part.turn = ()
+
+        def run(consts: list[Any], args: list[Any]) -> tuple[list[Any], list[Any]]:
+            part.found = {}
+            outs = Run.run(part, jaxpr, consts, args, path)
+            keys[:] = [i for i, _ in part.found]
+            values, part.found = [x for _, x in part.found.values()], {}
+            return outs, values
+
+        part.found = {}
+        return jax.jit(run), keys
 
     def took(self, path: Path, var: Any, x: Any) -> None:
         """Keep a value that is wanted."""
@@ -273,6 +309,7 @@ class _Traced:
         self.unit = max([_unit(dtype) for dtype in made] or [0.0])
         self.choosers = choosers(self.graph)
         self.gates = list(gates(self.graph)) if backward else []
+        self.compiled: dict[frozenset[int], dict[Path, Any]] = {}
 
     def _differentiated(self, call: Any, closed: Any, arrays: list[Any]) -> Any:
         """Trace once more with the gradient: the weights are what is differentiated."""
@@ -291,9 +328,7 @@ class _Traced:
                 for i, x in enumerate(floats)
             )
 
-        traced = jax.make_jaxpr(jax.grad(loss))(chosen, arrays)
-        self.weights = len(chosen)
-        return traced
+        return jax.make_jaxpr(jax.grad(loss))(chosen, arrays)
 
     def capture(self, arrays: list[Any], wish: RunRequest) -> Capture:
         """Evaluate, and sort what came out into layers."""
@@ -305,7 +340,8 @@ class _Traced:
         own = [node for node in own if self._counts(node)]
         wanted = self.calls.wanted() | {i for node in own for i in node.outs if i is not None}
         wanted |= {i for node in self.gates for i in node.outs[:1] if i is not None}
-        run = _Values(self.graph, self.choosers, wanted, wish.follow or ())
+        compiled = self.compiled.setdefault(frozenset(wanted), {})
+        run = _Values(self.graph, self.choosers, wanted, wish.follow or (), compiled)
         if self.backward:
             # Constants that are no weights stand where the second trace found them.
             arrays = [*(consts[i] for i in self.floats), *arrays]
