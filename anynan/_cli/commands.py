@@ -77,17 +77,15 @@ class _Parser(argparse.ArgumentParser):
         )
         if wrong is not None:
             word = wrong[1] or wrong[2]
-            known = [word for action in self._actions for word in _words(action)]
+            known = [
+                x for a in self._actions for x in (*a.option_strings, *map(str, a.choices or ()))
+            ]
             near = difflib.get_close_matches(word, known, n=1)
             message += f"; did you mean {near[0]}?" if near else ""
         for action in self._actions:  # what is left over is not missing
             if action.nargs == argparse.REMAINDER:
                 message = message.replace(f", {action.metavar or action.dest}", "")
         super().error(message)
-
-
-def _words(action: argparse.Action) -> list[str]:
-    return [*action.option_strings, *map(str, action.choices or ())]
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -26,11 +26,7 @@ def archived(path: str) -> list[Tensor]:
     """List the arrays of a ``.npz``."""
     with zipfile.ZipFile(path) as file:
         names = file.namelist()
-    return [_array(path, name, name.removesuffix(".npy")) for name in names if not _folder(name)]
-
-
-def _folder(name: str) -> bool:
-    return name.endswith("/")
+    return [_array(path, name, name.removesuffix(".npy")) for name in names if name[-1:] != "/"]
 
 
 def _array(path: str, member: str | None, name: str) -> Tensor:

@@ -103,7 +103,7 @@ def _lines(
     if event.rank is not None and here is not None and here != event.rank:
         title += f" on rank {event.rank}"
         found = [(label, texts) for label, texts in found if label in _SHORT]
-        found.append(("rank", (_elsewhere(event.rank, here),)))
+        found.append(("rank", (f"{event.rank}, which has the full report; this is rank {here}",)))
     column = max([_LABELS, *(len(label) + 2 for label, _ in found)])
     lines = [("", title), ("", "")]
     for label, texts in found:
@@ -410,10 +410,6 @@ def _trial(event: Event, trial: Trial, nth: str = "first", *, more: bool = False
     return f"{what} {_EXTENTS[trial.extent]} finite" + (
         f": {', '.join(numbers)}" if numbers else ""
     )
-
-
-def _elsewhere(rank: int, here: int) -> str:
-    return f"{rank}, which has the full report; this is rank {here}"
 
 
 def _subject(event: Event, width: int) -> Iterator[Row]:

@@ -170,7 +170,8 @@ def _updates(history: "History") -> list[str]:
     if not known:
         return []
     step, update, size = known[-1]
-    text = f"  update    norm {magnitude(update)}{_share(update, size)}, step {step}"
+    share = f", {update / size:.2g} of the weights'" if size else ""
+    text = f"  update    norm {magnitude(update)}{share}, step {step}"
     held = next(e.updates for e in reversed(history.entries()) if e.updates)
     layers = [(norm / all_, layer) for layer, (norm, all_) in held.items() if all_]
     if len(layers) > 1:
@@ -180,10 +181,6 @@ def _updates(history: "History") -> list[str]:
     if usual and update > JUMP * usual:
         text += f"; {update / usual:.1f} times the median of the {FEWEST} looked at before"
     return [text]
-
-
-def _share(update: float, size: float) -> str:
-    return f", {update / size:.2g} of the weights'" if size else ""
 
 
 def verdict(run: Record) -> str:

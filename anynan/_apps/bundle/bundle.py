@@ -188,7 +188,8 @@ def _facts(folder: str) -> dict[str, Any]:
 def _match(path: str, told: Mapping[str, Any], dialect: Dialect) -> None:
     """Compare the tensor file's own header with what the facts tell of it."""
     try:
-        found = {item.name: (item.dtype, item.shape) for item in listed(path) if not _cut(item)}
+        whole = (item for item in listed(path) if not str(item.note).startswith("cut off"))
+        found = {item.name: (item.dtype, item.shape) for item in whole}
     except (UnreadableError, ValueError, KeyError, TypeError) as error:
         refuse(f"{TENSORS} is no safetensors file: {reason(error)}")
     wanted = {
@@ -197,10 +198,6 @@ def _match(path: str, told: Mapping[str, Any], dialect: Dialect) -> None:
     }
     if found != wanted:
         refuse(f"{TENSORS} holds other tensors than {FACTS} tells")
-
-
-def _cut(item: Any) -> bool:
-    return str(item.note).startswith("cut off")
 
 
 def _told(told: Mapping[str, Any]) -> dict[str, tuple[str, tuple[int, ...]]]:

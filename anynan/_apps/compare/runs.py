@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from anynan._diagnosis.rules.evidence import plural
-from anynan._readings.readings import Reading
 from anynan._runs.run import Run
 
 GROSS = 0.1  # doublings: 7 %; the ends of an array say no more of the rest of it
@@ -96,16 +95,12 @@ def compare_runs(a: Run, b: Run) -> Apart:
 def _steps(run: Run) -> Iterator[tuple[int, dict[tuple[Any, ...], float]]]:
     found: dict[int, dict[tuple[Any, ...], float]] = {}
     for reading in run.history:
-        size = _size(reading)
+        size = reading.absmax if reading.norm is None else reading.norm
         if size is not None:
             site = reading.site
             key = site.layer, site.phase, site.tensor, reading.call
             found.setdefault(reading.step, {})[key] = size
     yield from found.items()
-
-
-def _size(reading: Reading) -> float | None:
-    return reading.absmax if reading.norm is None else reading.norm
 
 
 def _far(x: float, y: float) -> float:

@@ -56,7 +56,7 @@ class Grid:
 
     def grouped(self, most: int) -> "Grid":
         """Put layers together under their parents until there are few enough."""
-        depth = max((_depth(layer) for layer in self.layers), default=0)
+        depth = max((len(layer.split(".")) for layer in self.layers if layer), default=0)
         found = self
         while len(found.layers) > most and depth > 0:
             depth -= 1
@@ -134,10 +134,6 @@ def beside(panels: Sequence[Grid]) -> Grid:
     cells = np.hstack(parts)[:, :-1]
     members, steps = tuple((layer,) for layer in rows), ((0, 0),) * cells.shape[1]
     return Grid(tuple(rows), ("",) * len(rows), (np.nan,) * len(rows), steps, cells, members)
-
-
-def _depth(layer: str | None) -> int:
-    return len(layer.split(".")) if layer else 0
 
 
 def grids(run: Record) -> dict[str, Grid]:

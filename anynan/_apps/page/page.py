@@ -60,7 +60,7 @@ def page(run: Record) -> str:
     parts += [f"<ul>{items}</ul>"] if items else []
     parts += _pictures(run, panels, event)
     parts += _growth(run, panels, event)
-    parts += ["<h2>The run</h2>", _told(overview(run, told))]
+    parts += ["<h2>The run</h2>", f'<pre tabindex="0">{escape(overview(run, told))}</pre>']
     parts += _tables(panels)
     return framed(title, "\n".join(parts))
 
@@ -77,10 +77,6 @@ def framed(title: str, body: str, *, still: bool = False) -> str:
         f"<title>{escape(title)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n<main>\n"
         f"{body}\n</main>\n{moved}</body>\n</html>\n"
     )
-
-
-def _told(text: str) -> str:
-    return f'<pre tabindex="0">{escape(text)}</pre>'
 
 
 def _text(path: str) -> str:

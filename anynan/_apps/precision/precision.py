@@ -164,7 +164,10 @@ class _Asking:
         breaks = Breaks(
             self.narrow, going=going, rounding=self.form if rounds else None,
             dtype=self.form.name, kept=kept, scale=scale,
-            rerun=lambda op, source: not rounds and _computes(op) and _at(source, lines),
+            rerun=lambda op, source: (
+                not rounds and op.phase in ("forward", "loss") and op.kernel != "astype"
+                and _at(source, lines)
+            ),
         )  # fmt: skip
         seen = self.narrow.run(breaks, self.form.name, self.how, layers)
         found = [each for each in breaks.found if each.place not in self.bad]
@@ -207,10 +210,6 @@ class _Asking:
         text = self.narrow.code(self.form.name, self.how, found.layers, found.scale)
         lines = [f"# compute in float32: {file}:{line}" for file, line in found.lines]
         return "\n".join([text, *lines]).strip()
-
-
-def _computes(op: Op) -> bool:
-    return op.phase in ("forward", "loss") and op.kernel != "astype"
 
 
 def _at(source: Source | None, lines: Collection[Line]) -> bool:

@@ -1,6 +1,5 @@
 """What a hunt found."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -114,7 +113,8 @@ class StressReport:
         folded = [finding for finding in self.findings if finding.group == OUTSIDE]
         for number, finding in enumerate(self.findings, 1):
             if finding.group != OUTSIDE:
-                lines += ["", f"{number}. {finding}", *_indented(render(finding.event))]
+                lines += ["", f"{number}. {finding}"]
+                lines += [f"   {x}".rstrip() for x in render(finding.event).splitlines()]
                 lines += _also(finding)
         if folded:
             lines += ["", "outside the example's range"]
@@ -126,10 +126,6 @@ class StressReport:
 
     def __repr__(self) -> str:
         return f"<StressReport of {self.target}: {plural(len(self.findings), 'finding')}>"
-
-
-def _indented(text: str) -> Sequence[str]:
-    return [f"   {line}".rstrip() for line in text.splitlines()]
 
 
 def _also(finding: Finding) -> list[str]:

@@ -39,7 +39,13 @@ def stepped(source: str, path: str) -> tuple[Any, int]:
     tree = ast.parse(source, path)
     found = list(_loops(tree, None))
     trains = [item for item in found if _trains(item[0])]
-    inner = [item for item in trains if not any(_trains(x) for x in _within(item[0]))]
+    inner = [
+        item
+        for item in trains
+        if not any(
+            _trains(x) for x in ast.walk(item[0]) if x is not item[0] and isinstance(x, _LOOPS)
+        )
+    ]
     chosen = inner[0] if inner else next((x for x in reversed(found) if x[1] is None), None)
     if chosen is None:
         msg = "it has no training loop: give a function, as module:step"
@@ -57,10 +63,6 @@ def _loops(node: ast.AST, function: Any) -> Iterator[tuple[Any, Any]]:
         inside = child if isinstance(child, ast.FunctionDef) else function
         if not isinstance(child, ast.AsyncFunctionDef | ast.Lambda):
             yield from _loops(child, inside)
-
-
-def _within(loop: ast.AST) -> Iterator[ast.AST]:
-    return (node for node in ast.walk(loop) if node is not loop and isinstance(node, _LOOPS))
 
 
 def _trains(loop: ast.AST) -> bool:
