@@ -212,7 +212,7 @@ def run(
     names = _Names(repair.operation, words, own, operands, params)
     try:
         # In a file of ours: what runs in it has no line of its own.
-        return eval(compile(code, __file__, "eval"), {"__builtins__": {}}, names)  # noqa: S307  _PARTS
+        return eval(compile(code, __file__, "eval"), {"__builtins__": _IMPORTS}, names)  # noqa: S307  _PARTS
     finally:
         names.clear()  # its methods are among them: it would hold the arrays until a collection
 
@@ -222,6 +222,10 @@ _PARTS = (
     ast.Expression, ast.Call, ast.keyword, ast.Name, ast.Constant, ast.BinOp, ast.UnaryOp,
     ast.Compare, ast.expr_context, ast.operator, ast.unaryop, ast.cmpop,
 )  # fmt: skip
+
+
+# The first call of a library's function may import something, by what its caller imports with.
+_IMPORTS = {"__import__": __import__}
 
 
 class _Names(dict[str, Any]):
