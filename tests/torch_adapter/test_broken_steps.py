@@ -11,7 +11,6 @@ import anynan
 from anynan import NonFiniteError
 from tests.flat import split
 from tests.torch_adapter.stepping import small
-from tests.torch_adapter.training import Fault
 
 # Never silently blind.
 
@@ -48,41 +47,6 @@ def test_removed_between_forward_and_backward(read: Any) -> None:
     tracker.remove()
     loss.backward()  # its hooks are in the graph, and rest
     assert not tracker.events
-
-
-@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-@pytest.mark.parametrize("read", ["immediate", "end"])
-def test_an_error_in_the_users_forward_leaves_a_sane_state(error: Any, read: Any) -> None:
-    class Fragile(nn.Module):
-        fails = False
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            if self.fails:
-                raise error
-            return x
-
-    model = nn.Sequential(nn.Linear(4, 4), Fragile(), Fault(), nn.Linear(4, 2))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    tracker = anynan.torch.track(model, advanced=anynan.Advanced(read=read))
-
-    def step() -> None:
-        optimizer.zero_grad()
-        model(torch.randn(3, 4)).sum().backward()
-        optimizer.step()
-
-    step()
-    model[1].fails = True
-    with pytest.raises(error):
-        step()
-    model[1].fails = False
-    step()
-    model[2].armed = "backward"
-    with pytest.raises(NonFiniteError) as caught:
-        step()
-    event = caught.value.event
-    assert (event.layer, event.operation.name) == ("2", "sqrt")
-    phases = [r.phase for r in tracker.history if r.step == tracker.history.steps()[-1]]
-    assert phases.count("backward") >= 4
 
 
 def test_a_fused_path_that_hooks_turn_off_is_said_in_the_report() -> None:

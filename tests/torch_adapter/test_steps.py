@@ -71,23 +71,6 @@ def test_validation_between_training_steps_is_its_own_step() -> None:
     assert by_step == [{"input", "forward", "loss", "backward"}, {"input", "forward"}, by_step[0]]
 
 
-@pytest.mark.parametrize("spoiled", [0, 1, 2])
-def test_the_bad_call_of_an_accumulation_is_run_again(spoiled: int) -> None:
-    class Log(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.log(x)
-
-    model = nn.Sequential(Log(), nn.Linear(4, 2))
-    optimizer = sgd(model)
-    anynan.torch.track(model, advanced=anynan.Advanced(read="end"))
-    for i in range(3):
-        model(torch.full((1, 4), -1.0 if i == spoiled else 1.0)).sum().backward()
-    with pytest.raises(NonFiniteError) as caught:
-        optimizer.step()
-    event = caught.value.event
-    assert (event.layer, event.call, event.operation.name) == ("0", spoiled, "log")
-
-
 def test_optimizers_that_step_in_the_backward_pass() -> None:
     model = Net()
     for p in model.parameters():
@@ -241,40 +224,6 @@ def test_skip_leaves_weights_and_state_and_goes_on(read: Any, armed: str) -> Non
 
 
 # A bad update from finite gradients.
-
-
-class Divide(torch.optim.Optimizer):
-    """A hand-made update that divides by its own running average."""
-
-    def __init__(self, params: Any) -> None:
-        super().__init__(params, {})
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is not None:
-                    state = self.state.setdefault(p, {"average": torch.zeros_like(p)})
-                    p.sub_(p.grad / state["average"])
-
-
-@pytest.mark.parametrize("read", ["immediate", "end"])
-@pytest.mark.parametrize("whole_step", [True, False])
-def test_a_bad_update_names_parameter_gradient_and_state(read: Any, whole_step: bool) -> None:
-    model = Net()
-    optimizer = Divide(model.parameters())
-    target: Any = (lambda: train(model, optimizer)) if whole_step else model
-    tracker = anynan.torch.track(target, advanced=anynan.Advanced(read=read))
-    run = tracker if whole_step else lambda: train(model, optimizer)
-    with pytest.raises(NonFiniteError) as caught:
-        for _ in range(2):
-            run()
-    event = caught.value.event
-    assert (event.phase, event.step) == ("optimizer", 0)
-    assert event.parameter.rpartition(".")[2] in ("weight", "bias")
-    assert event.since == (0, 1)
-    assert event.cause.tag == "optimizer_step_too_large"
-    assert event.spread.surfaced is not None
 
 
 def test_calls_without_gradients_are_no_iterations_of_a_training() -> None:
