@@ -193,58 +193,6 @@ def test_weights_that_go_bad_again_are_told_again() -> None:
     assert (event.parameter, event.times) == ("4.weight", 2)
 
 
-# What came in bad, and was dealt with inside.
-
-
-class Dealt(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.nan_to_num(x)
-
-
-class Log(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return (x * 0 - 1).log()
-
-
-def branches(*layers: nn.Module) -> nn.Module:
-    return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), Dealt(), *layers, nn.Linear(4, 1))
-
-
-@pytest.mark.parametrize("read", ["auto", "end"])
-def test_a_bad_batch_that_is_dealt_with_is_looked_into_once(
-    read: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = branches()
-    tracker = anynan.torch.track(
-        lambda x: model(x).sum(), action="record", advanced=anynan.Advanced(read=read)
-    )
-    x = torch.ones(2, 4)
-    x[0, 0] = NAN
-    with counted(monkeypatch) as counts:
-        tracker(x)
-        tracker(x)
-    assert counts["runs"] == 1
-    assert [event.severity for event in tracker.events] == ["suspect"]
-
-
-@pytest.mark.parametrize("read", ["auto", "end"])
-@pytest.mark.parametrize("last", [nn.Identity(), Dealt()], ids=["arrives", "is hidden"])
-def test_a_fault_behind_a_bad_batch_that_was_dealt_with_is_the_layers_own(
-    read: Any, last: nn.Module, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = branches(Log(), last)
-    tracker = anynan.torch.track(
-        lambda x: model(x).sum(), action="record", advanced=anynan.Advanced(read=read)
-    )
-    x = torch.ones(2, 4)
-    x[0, 0] = NAN
-    with counted(monkeypatch) as counts:
-        tracker(x)
-    assert counts["runs"] == 1
-    event = next(event for event in tracker.events if event.severity == "bad")
-    assert (event.layer, event.operation and event.operation.name) == ("3", "log")
-
-
 # Loss scalers are known by their use.
 
 

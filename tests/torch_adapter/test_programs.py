@@ -285,6 +285,3 @@ def test_two_tracked_models_of_one_program(read: Any) -> None:
     assert caught.value.tracker is second
     assert (event.layer, event.phase, event.operation.name) == ("3", "backward", "sqrt")
     assert not run.tracker.events
-
-
-# Wrappers.

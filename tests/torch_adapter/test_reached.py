@@ -187,9 +187,6 @@ def test_a_loop_that_the_step_begins_and_leaves() -> None:
     tracker.remove()
 
 
-# Nothing is held longer than a step.
-
-
 # What other threads and processes hand over.
 
 

@@ -131,12 +131,6 @@ def test_somebody_elses_scaler_is_no_excuse() -> None:
     assert other.scaler.is_enabled()
 
 
-# More than one backward pass.
-
-
-# Activation checkpointing.
-
-
 # Rows nobody read.
 
 

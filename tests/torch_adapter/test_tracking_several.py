@@ -78,9 +78,6 @@ def test_models_are_found_in_arguments_and_partials() -> None:
     assert [event.layer for event in bad(bound)] == ["fault"]
 
 
-# Threads.
-
-
 # What is in reach of a logger.
 
 

@@ -235,6 +235,16 @@ def test_models_that_are_gone_are_not_kept(found: Found) -> None:
     assert len(found.lines()) == 40
 
 
+def test_a_bad_weight_raises_at_the_first_call(raising: Found) -> None:
+    model = net()
+    with torch.no_grad():
+        model[0].weight[0, 0] = torch.nan
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        model(torch.ones(3, 4))
+    assert caught.value.event.parameter == "0.weight"
+    assert len(raising.bad()) == 1
+
+
 @pytest.fixture
 def as_run() -> Iterator[Found]:
     """Watch as ``anynan run`` does by default."""
