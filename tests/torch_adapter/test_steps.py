@@ -217,7 +217,7 @@ def test_skip_leaves_weights_and_state_and_goes_on(read: Any, armed: str) -> Non
     assert tracker.history.steps() == [0, 1, 2, 3, 4]
 
 
-# A bad update from finite gradients.
+# What counts as a step of a training.
 
 
 def test_calls_without_gradients_are_no_iterations_of_a_training() -> None:
