@@ -1,6 +1,8 @@
 """The exact answer: a failing step is run again, and the operation and the line are named."""
 
 import math
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +11,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import anynan
+from anynan import AnynanWarning
 from tests.torch_adapter.failing_models import (
+    Body,
     batch,
     failing,
     line,
@@ -174,3 +178,287 @@ def test_keep_too_small_is_said() -> None:
     event = model_event(lambda x: x + torch.sqrt(0 * x), keep=0)
     assert operation(event).name == "sqrt"
     assert any("keep=" in note for note in event.notes)
+
+
+# Random numbers.
+
+
+@pytest.mark.parametrize("read", ["immediate", "end"])
+def test_dropout_is_reproduced(read: Any) -> None:
+    model = nn.Sequential(nn.Linear(4, 16), nn.Dropout(0.2), Reciprocal())
+    anynan.torch.track(model, advanced=anynan.Advanced(read=read, backward=False), action="raise")
+    x = batch(2)
+    torch.manual_seed(5)
+    with torch.no_grad():
+        event = failing(lambda: model(x))
+        anynan.untrack(model)
+        torch.manual_seed(5)
+        out = model(x)
+    op = operation(event)
+    assert op.output.posinf == int(out.isinf().sum()) > 0
+    assert op.output.first_bad == tuple(out.isinf().nonzero()[0].tolist())
+
+
+class Reciprocal(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 1 / x.abs()
+
+
+# What came in bad.
+
+
+def test_a_mask_in_the_batch_is_fine_until_it_does_harm() -> None:
+    model = nn.Linear(3, 3)
+
+    @anynan.torch.track
+    def step(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return (model(x) + mask).softmax(-1).sum()
+
+    mask = torch.zeros(3, 3)
+    mask[0, 1:] = -torch.inf
+    step(torch.randn(3, 3), mask)
+    mask[1] = -torch.inf
+    event = failing(lambda: step(torch.randn(3, 3), mask))
+    assert operation(event).name == "softmax"
+    assert event.cause.tag == "softmax_fully_masked"
+
+
+def test_good_running_statistics_and_bad_arithmetic() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4, eps=0.0)).eval()
+    model[1].running_var[2] = 0  # finite, and nothing to divide by
+    anynan.torch.track(model)
+    event = failing(lambda: model(batch()))
+    assert (event.phase, event.layer, event.parameter) == ("forward", "1", None)
+    assert operation(event).name == "batch_norm"
+
+
+# Updates by hand.
+
+
+@pytest.mark.parametrize(("exact", "step"), [(True, 0), (False, 1)])
+@pytest.mark.parametrize("read", ["immediate", "end"])
+def test_hand_written_update(exact: bool, step: int, read: Any) -> None:
+    model = nn.Linear(4, 2)
+
+    def update(x: torch.Tensor) -> None:
+        model(x).square().mean().backward()
+        for p in model.parameters():
+            assert p.grad is not None
+            p.data -= 0.1 * p.grad / (p.grad - p.grad)
+            p.grad = None
+
+    tracker = anynan.torch.track(update, advanced=anynan.Advanced(parameters=exact, read=read))
+    event = failing(lambda: (tracker(batch()), tracker(batch())))
+    assert event.phase == "parameter"
+    assert event.parameter in ("weight", "bias")
+    assert event.since == (0, step)
+
+
+# Modes.
+
+
+def test_autocast_is_entered_again() -> None:
+    model = Body(lambda x: torch.log(-1 - x.abs()))
+    anynan.torch.track(model)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        event = failing(lambda: model(batch()))
+    op = operation(event)
+    assert op.name == "log"
+    assert op.inputs[0].dtype == "bfloat16"
+
+
+def test_deferred_replay_after_autocast_has_ended() -> None:
+    model = Body(lambda x: torch.log(-1 - x.abs()))
+    tracker = anynan.torch.track(model, advanced=anynan.Advanced(read="end"))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        model(batch())
+    event = failing(tracker.flush)
+    assert operation(event).inputs[0].dtype == "bfloat16"
+    assert not torch.is_autocast_enabled("cpu")
+
+
+# What cannot be reproduced is said.
+
+
+def test_a_reader_that_cannot_be_kept_is_said(tmp_path: Path) -> None:
+    file = tmp_path / "numbers.txt"
+    file.write_text("-1\n2\n3\n")
+    model = Body(torch.log)
+    with file.open() as lines:
+
+        def step() -> torch.Tensor:
+            return model(torch.full((1, 4), float(next(lines)))).sum()
+
+        event = step_event(step)
+        assert next(lines) == "2\n"
+    assert operation(event).name == "log"  # of the model's own call, whose input is known
+    assert any("`lines`" in note and "as an argument" in note for note in event.notes)
+
+
+def test_an_input_changed_in_place_is_said() -> None:
+    model = Body(lambda x: torch.log(-1 - x.abs()))
+    tracker = anynan.torch.track(model, advanced=anynan.Advanced(read="end"))
+    x = batch()
+    model(x)
+    x.zero_()
+    event = failing(tracker.flush)
+    assert any("changed in place" in note for note in event.notes)
+
+
+def test_a_batch_taken_apart_by_the_step_is_whole_again_in_the_replay() -> None:
+    model = nn.Linear(4, 2)
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        labels = batch.pop("labels")
+        return torch.log(-1 - (model(**batch) - labels).abs()).sum()
+
+    event = step_event(step, {"input": batch(), "labels": torch.zeros(3, 2)})
+    assert operation(event).name == "log"
+    assert not event.notes
+
+
+def test_a_layer_called_past_the_model_is_said() -> None:
+    model = Body(torch.tanh)
+    anynan.torch.track(model)
+    event = failing(lambda: model.first(torch.full((1, 4), torch.nan)))
+    assert (event.layer, event.operation) == (None, None)  # it was given what is bad
+    assert "what first was given" in str(event.cause)
+    assert any("past the model" in note for note in event.notes)
+
+
+# Nothing to report.
+
+
+def test_a_mask_from_the_same_layer_does_not_stop_the_replay() -> None:
+    class Shift(nn.Module):
+        def forward(self, x: torch.Tensor, by: float) -> torch.Tensor:
+            return x + by
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.shift = Shift()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            masked = self.shift(x, -math.inf)
+            weights = (x.abs() + 1).log() - masked
+            return self.shift(weights * 0, 0.0) + x
+
+    model = Model()
+    anynan.torch.track(model)
+    event = failing(lambda: model(batch()))
+    assert operation(event).name == "subtract"
+    assert line(event) == "weights = (x.abs() + 1).log() - masked"
+    assert event.then.name == "multiply"
+    assert event.spread.surfaced == "forward shift"
+
+
+def test_a_placed_positive_inf_is_a_suspect_and_replayed_once() -> None:
+    replays: list[bool] = []
+
+    class Distances(nn.Module):
+        """Give Inf where there is no edge, as for shortest paths."""
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            replays.append(anynan.replaying())
+            return x.masked_fill(x < 0, math.inf)
+
+    class Nearest(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.distances = Distances()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.distances(x).min(-1).values
+
+    model = Nearest()
+    with anynan.torch.track(model) as tracker, torch.no_grad():
+        for _ in range(3):
+            model(torch.tensor([[1.0, -1.0]]))
+    assert {(event.layer, event.kind, event.severity) for event in tracker.events} == {
+        ("distances", "posinf", "suspect")
+    }
+    assert sum(replays) == 1
+    assert "only placed values" in tracker.report()
+
+
+# What comes after an update in the same step.
+
+
+def adversarial(bad: bool) -> tuple[Callable[[torch.Tensor], torch.Tensor], list[nn.Module]]:
+    """Update a critic and then its opponent, in one step."""
+    torch.manual_seed(0)
+    maker, critic = nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 1), nn.Sigmoid())
+    optimizers = [torch.optim.Adam(m.parameters(), 0.1) for m in (critic, maker)]
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        scores = critic(x), critic(maker(x).detach())
+        (scores[1] - scores[0]).mean().backward()
+        optimizers[0].step()
+        loss = torch.log(critic(maker(x)) * (0 if bad else 1)).mean()
+        optimizers[1].zero_grad()
+        loss.backward()
+        optimizers[1].step()
+        return loss
+
+    return step, [maker, critic]
+
+
+@pytest.mark.parametrize("level", ["step", "layer", "operation"])
+def test_the_loss_of_a_second_model_after_the_update_of_the_first(level: Any) -> None:
+    step, _ = adversarial(bad=True)
+    event = step_event(step, torch.ones(3, 2), level=level)
+    assert event.operation.name == "log"
+    assert "critic(maker(x))" in event.operation.source.text
+    assert event.cause.tag == "log_of_zero"
+
+
+def test_a_second_run_past_an_update_makes_none() -> None:
+    runs = []
+    for tracked in (False, True):
+        step, models = adversarial(bad=True)
+        run = anynan.torch.track(step, action="record") if tracked else step
+        run(torch.ones(3, 2))
+        runs.append([x.clone() for m in models for x in m.state_dict().values()])
+        runs[-1] += [p.grad.clone() for m in models for p in m.parameters() if p.grad is not None]
+    assert all(torch.equal(a, b) or (a != a).any() for a, b in zip(*runs, strict=True))
+    assert len(runs[0]) == len(runs[1])
+
+
+def test_a_metric_of_nothing_after_the_update() -> None:
+    net = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+    def step(x: torch.Tensor) -> dict[str, torch.Tensor]:
+        loss = net(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return {"loss": loss, "accuracy": net(x[:0]).argmax(-1).float().mean()}
+
+    event = step_event(step, batch())
+    assert (event.operation.name, event.tensor) == ("mean", "result['accuracy']")
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+def test_a_scripted_part_is_left_alone_and_said() -> None:
+    class Part(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.log(self.norm(x))
+
+    scripted = torch.jit.script(Part())  # type: ignore[no-untyped-call]
+    model = nn.Sequential(nn.Linear(4, 4), scripted)
+    for target in (model, lambda x: model(x).sum(), lambda x: scripted(x).sum()):
+        count = int(scripted.norm.num_batches_tracked)
+        with pytest.warns(AnynanWarning, match="scripted or traced take no hooks"):
+            tracker = anynan.torch.track(target)
+        event = failing(lambda tracker=tracker: tracker(batch()))
+        assert event.operation.name == "log"
+        assert not event.notes
+        assert int(scripted.norm.num_batches_tracked) == count + 1
+        tracker.remove()
+    with pytest.raises(TypeError, match="track the module that it was made from"):
+        anynan.torch.track(scripted)

@@ -1,0 +1,397 @@
+"""Every option of ``track`` does what it says, and a tracker comes and goes."""
+
+import functools
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import anynan
+from anynan import AnynanWarning, NonFiniteError
+from anynan.torch.update import updates
+from tests.flat import split
+from tests.torch_adapter.stepping import Net, batch, hooks_on, train
+from tests.torch_adapter.training import Fault, bad
+
+
+def deep() -> nn.Sequential:
+    return nn.Sequential(OrderedDict(left=nn.Sequential(Net()), right=nn.Linear(2, 2)))
+
+
+LEFT = {"left", "left.0", "left.0.first", "left.0.fault", "left.0.last"}
+
+
+@pytest.mark.parametrize(
+    ("options", "seen"),
+    [
+        ({}, {"", "right", *LEFT}),
+        ({"layers": "left"}, {"left"}),
+        ({"layers": "left*"}, LEFT),
+        ({"layers": ["*first", "right"], "exclude": "left"}, {"right"}),
+        ({"layers": lambda path, layer: isinstance(layer, Fault)}, {"left.0.fault"}),
+        ({"exclude": lambda path, layer: isinstance(layer, nn.Linear | Net)}, {"", "left"}),
+    ],
+)
+def test_layers_and_exclude_choose_what_is_read(options: Any, seen: set[str]) -> None:
+    model = deep()
+    with anynan.torch.track(model, **split(options)) as tracker:
+        model(batch())
+    assert {reading.layer for reading in tracker.history if reading.phase == "forward"} == seen
+
+
+def test_a_fault_inside_a_skipped_layer_is_seen_where_it_leaves() -> None:
+    model: Any = deep()
+    model.left[0].fault.armed = "forward"
+    tracker = anynan.torch.track(model, exclude="left", action="record")
+    model(batch())
+    (event,) = bad(tracker)
+    assert event.operation.name == "log"
+    assert event.spread.surfaced == "forward right"
+
+
+def test_backward_false_reads_no_gradient() -> None:
+    model = Net()
+    model.fault.armed = "backward"
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with anynan.torch.track(model, advanced=anynan.Advanced(backward=False)) as tracker:
+        train(model, optimizer)
+    assert {reading.phase for reading in tracker.history} == {"input", "forward"}
+
+
+def test_raised_inside_the_failing_layer() -> None:
+    model = Net()
+    model.fault.armed = "forward"
+    ran: list[bool] = []
+    model.last.register_forward_pre_hook(lambda *_: ran.append(anynan.replaying()))
+    anynan.torch.track(model)
+    with pytest.raises(NonFiniteError):
+        model(batch())
+    assert False not in ran
+
+
+def test_patience_skips_the_first_bad_steps_in_a_row() -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    tracker = anynan.torch.track(model, advanced=anynan.Advanced(patience=2))
+    train(model, optimizer)
+    before = model.first.weight.detach().clone()
+    model.fault.armed = "forward"
+    for i in (1, 2):
+        with pytest.warns(AnynanWarning, match=f"skipped {i} of 2 bad steps in a row"):
+            train(model, optimizer)
+    assert torch.equal(before, model.first.weight)
+    model.fault.armed = None
+    train(model, optimizer)  # a good step: the count starts again
+    assert not torch.equal(before, model.first.weight)
+    model.fault.armed = "forward"
+    for _ in range(2):
+        with pytest.warns(AnynanWarning):
+            train(model, optimizer)
+    with pytest.raises(NonFiniteError):
+        train(model, optimizer)
+    assert [(event.step, event.times) for event in bad(tracker)] == [(1, 5)]
+
+
+@pytest.mark.parametrize("read", ["immediate", "end"])
+def test_readings_and_stats_hold_the_true_values(read: Any) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    x = batch(64)
+    with anynan.torch.track(
+        model, advanced=anynan.Advanced(stats=("mean", "rms", "norm", "absmax"), read=read)
+    ) as tracker:
+        out = model(x)
+        out.square().sum().backward()
+        tracker.flush()
+    (reading,) = tracker.history.select("1", "forward")
+    assert reading.lo == out.min().item()
+    assert reading.hi == out.max().item()
+    out = out.detach()
+    expected = (out.mean(), out.square().mean().sqrt(), out.norm())
+    assert reading.stats == pytest.approx([float(x) for x in expected], rel=1e-5)
+    assert reading.absmax == out.abs().max().item()
+    (grad,) = tracker.history.select("1", "backward")
+    assert grad.hi == (2 * out).max().item()
+    numbers = tracker.metrics(layers=True)
+    assert numbers["anynan/absmax/forward/1"] == reading.absmax
+    assert numbers["anynan/rms/forward/1"] == pytest.approx(float(expected[1]), rel=1e-5)
+    assert all(type(value) is float for value in numbers.values())
+
+
+def test_expect_covers_the_gradients_made_inside() -> None:
+    model = Net()
+    model.fault.armed = "backward"
+    with anynan.torch.track(model) as tracker:
+        with anynan.expect(nan=True, posinf=True, neginf=True, reason="a known trap"):
+            loss = model(batch()).sum()
+        loss.backward()
+    assert not bad(tracker)
+    assert {event.phase for event in tracker.events} == {"backward"}
+
+
+# Coming and going.
+
+
+def test_pause_leaves_no_hook_and_resume_watches_again() -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    tracker = anynan.torch.track(model, action="record")
+    train(model, optimizer)
+    tracker.pause()
+    assert hooks_on(model) == 0
+    assert not updates._handles
+    model.fault.armed = "forward"
+    model(batch())
+    assert not tracker.events
+    model.fault.armed = None
+    tracker.resume()
+    train(model, optimizer)
+    assert tracker.history.steps() == [0, 1]
+    model.fault.armed = "forward"
+    model(batch())
+    assert [event.layer for event in bad(tracker)] == ["fault"]
+
+
+# Shapes of inputs and outputs.
+
+
+@dataclass
+class Answer:
+    logits: torch.Tensor
+    note: str = ""
+    hidden: Any = None
+
+
+def model_output(one: torch.Tensor, other: torch.Tensor) -> Any:
+    library = pytest.importorskip("transformers.modeling_outputs")
+    return library.BaseModelOutput(last_hidden_state=one, hidden_states=(one, other))
+
+
+# What makes an output of two tensors, and the name of the second.
+SHAPES: dict[str, tuple[Callable[[torch.Tensor, torch.Tensor], Any], str]] = {
+    "tensor": (lambda one, other: other, ""),
+    "tuple": (lambda one, other: (one, (None, other)), "[1][1]"),
+    "dict": (lambda one, other: {"count": torch.tensor(3), "logits": other}, "['logits']"),
+    "dataclass": (lambda one, other: Answer(one, "text", [one, other]), ".hidden[1]"),
+    "model output": (model_output, "['hidden_states'][1]"),
+}
+
+
+class Shaped(nn.Module):
+    """Return two tensors, the second one bad, inside some container."""
+
+    def __init__(self, make: Any, wrong: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.make, self.wrong, self.scale = make, wrong, nn.Parameter(torch.ones(()))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        x = x * self.scale
+        return self.make(x, self.wrong(x))
+
+
+class Wrap(nn.Module):
+    def __init__(self, inside: nn.Module) -> None:
+        super().__init__()
+        self.inside = inside
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.inside(*args, **kwargs)
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_outputs_of_every_shape(kind: str) -> None:
+    make, name = SHAPES[kind]
+    outer = Wrap(Shaped(make, lambda x: torch.log(-1 - x.abs())))
+    anynan.torch.track(outer)
+    with pytest.raises(NonFiniteError) as caught:
+        outer(batch())
+    event = caught.value.event
+    assert (event.layer, event.tensor, event.operation.name) == ("inside", f"output{name}", "log")
+
+
+@pytest.mark.parametrize("kind", ["tuple", "dict", "dataclass"])
+def test_gradients_of_outputs_of_every_shape(kind: str) -> None:
+    make, name = SHAPES[kind]
+    model = Wrap(Shaped(make, lambda x: x * 2))
+    anynan.torch.track(model)
+    second = eval(f"out{name}", {"out": model(batch())})
+    with pytest.raises(NonFiniteError) as caught:
+        torch.sqrt(0 * second).sum().backward()
+    event = caught.value.event
+    assert (event.phase, event.operation.name) == ("backward", "sqrt")
+
+
+def test_keyword_inputs_are_named() -> None:
+    model = Wrap(Net())
+    anynan.torch.track(model)
+    x = batch()
+    x[1, 2] = torch.nan
+    with pytest.raises(NonFiniteError) as caught:
+        model(x=x)
+    event = caught.value.event
+    assert (event.phase, event.tensor, event.kind) == ("input", "x", "nan")
+    assert event.cause.tag == "bad_input"
+    assert "row" in str(caught.value)
+
+
+def test_positional_inputs_are_named_after_the_argument() -> None:
+    class Two(nn.Module):
+        def forward(self, image: torch.Tensor, extra: dict[str, torch.Tensor]) -> torch.Tensor:
+            return image + extra["mask"]
+
+    model = Two()
+    anynan.torch.track(model)
+    with pytest.raises(NonFiniteError) as caught:
+        model(batch(), {"mask": torch.full((4,), torch.nan)})
+    assert caught.value.event.tensor == "extra['mask']"
+
+
+# Shapes of models.
+
+
+def test_reentrant_module() -> None:
+    class Tree(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.leaf = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor, depth: int = 2) -> torch.Tensor:
+            if not depth:
+                return torch.log(-1 - self.leaf(x).abs())
+            return self(x, depth - 1) + 1
+
+    model = Tree()
+    tracker = anynan.torch.track(model, action="record")
+    with torch.no_grad():
+        model(batch())
+    (event,) = bad(tracker)
+    assert event.layer == ""
+    assert event.operation.name == "log"
+    assert tracker.history.steps() == [0]
+    assert len([r for r in tracker.history if r.phase == "input"]) == 1
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("read", ["immediate", "end"])
+def test_without_gradients(mode: Any, read: Any) -> None:
+    model = Net().eval()
+    tracker = anynan.torch.track(model, advanced=anynan.Advanced(read=read))
+    with mode():
+        model(batch())
+        model(batch())
+    assert tracker.history.steps() == [0, 1]
+    model.fault.armed = "forward"
+    with mode(), pytest.raises(NonFiniteError) as caught:
+        model(batch())
+    event = caught.value.event
+    assert (event.layer, event.step, event.operation.name) == ("fault", 2, "log")
+    # And outside inference mode again, with the same slots.
+    model.fault.armed = None
+    model(batch()).sum().backward()
+
+
+# Several models, trackers and threads in one process.
+
+
+def test_a_tracked_step_with_a_tracked_model_reports_once() -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    inner = anynan.torch.track(model, action="record")
+
+    @anynan.torch.track(action="record")
+    def step() -> None:
+        train(model, optimizer)
+
+    step()
+    model.fault.armed = "forward"
+    step()
+    assert len(bad(step)) + len(bad(inner)) == 1
+    assert bad(step)[0].layer == "fault"
+    model(batch())  # outside the step the inner tracker watches again
+    assert len(bad(inner)) == 1
+
+
+def test_patterns_need_not_match_in_every_model_of_a_step() -> None:
+    one, two = Net(), Net()
+
+    @anynan.torch.track(layers="one.f*")
+    def step() -> None:
+        two(batch())
+        one(batch())
+
+    step()
+    assert {r.layer for r in step.history if r.phase == "forward"} == {"one.first", "one.fault"}
+
+
+def test_a_step_meets_a_new_model_later() -> None:
+    @anynan.torch.track(action="record")
+    def step(model: nn.Module, x: torch.Tensor) -> None:
+        model(x)
+
+    for armed in (False, False, True):
+        model = Net()
+        model.fault.armed = "forward" if armed else None
+        step(model, batch())
+    (event,) = bad(step)
+    assert event.layer.endswith("fault")
+    assert event.step == 2
+
+
+def test_models_are_found_in_arguments_and_partials() -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(net: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return train(net, optimizer, x)
+
+    given = anynan.torch.track(step, action="record")
+    given(model, batch())
+    model.fault.armed = "forward"
+    given(model, batch())
+    assert [event.layer for event in bad(given)] == ["fault"]
+    given.remove()
+    model.fault.armed = None
+    with torch.no_grad():
+        for p in model.parameters():
+            p.fill_(0.1)
+    bound = anynan.torch.track(functools.partial(step, model), action="record")
+    model.fault.armed = "forward"
+    bound(batch())
+    assert [event.layer for event in bad(bound)] == ["fault"]
+
+
+# What is in reach of a logger.
+
+
+def test_wrappers_do_not_show_in_paths() -> None:
+    model = nn.DataParallel(Net())
+    model.module.fault.armed = "forward"
+    tracker = anynan.torch.track(model, action="record")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model(batch())
+    assert bad(tracker)[0].layer == "fault"
+
+
+def test_a_replay_leaves_the_gradients_of_other_models_alone() -> None:
+    other = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
+    seen = []
+
+    class Log(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            seen.append(other.weight.grad)
+            return torch.log(x)
+
+    model = torch.nn.Sequential(Log())
+    tracker = anynan.torch.track(model, action="record")
+    other(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    model(torch.tensor([-1.0]))
+    assert len(bad(tracker)) == 1
+    assert len(seen) == 3  # the step, its replay, and one with the fix
+    assert all(gradient is other.weight.grad for gradient in seen)
