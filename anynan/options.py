@@ -245,7 +245,7 @@ EVERYDAY = tuple(TrackOptions.__annotations__)
 ADVANCED = tuple(each.name for each in fields(Advanced))
 
 
-def _whole(name: str, value: Any, least: int) -> int:
+def _whole(name: str, value: Any, least: int = 0) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         msg = f"{name}= takes a whole number, not {type(value).__name__}: {value!r}"
         raise TypeError(msg)
@@ -260,14 +260,6 @@ def _flag(name: str, value: Any) -> bool:
         msg = f"{name}= takes True or False, not {value!r}"
         raise TypeError(msg)
     return value
-
-
-def _none_or_from_1(name: str, value: Any) -> int | None:
-    return None if value is None else _whole(name, value, 1)
-
-
-def _from_0(name: str, value: Any) -> int:
-    return _whole(name, value, 0)
 
 
 def _stats(name: str, value: Any) -> tuple[str, ...]:
@@ -342,41 +334,37 @@ def _policy(name: str, value: Any) -> Policy:
     return value
 
 
-def _action(name: str, value: Any) -> Action:
+def _action(name: str, value: Any) -> Any:
     if not callable(value) and value not in ACTIONS:
         msg = (
             f"{name}={value!r} is unknown; choose from {', '.join(ACTIONS)}, or give a function "
             "that takes the Event"
         )
         raise ValueError(msg)
-    action: Action = value
-    return action
+    return value
 
 
-def _level(name: str, value: Any) -> Level:
+def _level(name: str, value: Any) -> Any:
     if value not in LEVELS:
         msg = f"{name}={value!r} is unknown; choose from {', '.join(LEVELS)}"
         raise ValueError(msg)
-    level: Level = value
-    return level
+    return value
 
 
-def _patterns(_: str, value: Any) -> Patterns:
+def _patterns(_: str, value: Any) -> Any:
     # A generator would be walked twice.
     several = isinstance(value, Iterable) and not isinstance(value, str)
-    patterns: Patterns = tuple(value) if several else value
-    return patterns
+    return tuple(value) if several else value
 
 
-def _save(name: str, value: Any) -> str | os.PathLike[str] | None:
+def _save(name: str, value: Any) -> Any:
     if value is None:
         return None
     if not (isinstance(value, str | os.PathLike) and value):
         msg = f"{name}= takes the path of a folder, not {type(value).__name__}: {value!r}"
         raise TypeError(msg)
     refuse_unwritable(os.fspath(value))
-    path: str | os.PathLike[str] = value
-    return path
+    return value
 
 
 CHECKS: dict[str, Callable[[str, Any], Any]] = {
@@ -387,13 +375,13 @@ CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "policy": _policy,
     "save": _save,
     "replay": _flag,
-    "history": _from_0,
+    "history": _whole,
     "stats": _stats,
     "read": _read,
     "backward": _flag,
-    "patience": _from_0,
+    "patience": _whole,
     "parameters": _flag,
-    "updates": _none_or_from_1,
+    "updates": lambda name, value: None if value is None else _whole(name, value, 1),
     "keep": _keep,
     "across_ranks": _flag,
     "keep_inputs": _flag,

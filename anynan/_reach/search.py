@@ -394,7 +394,9 @@ class Search:
             self._value(own, depth + 1)
         if namespace(value) is not None:
             self.found.spaces.append((holder, None))
-            self._attributes(value, holder, depth)
+            for key in list(namespace(value) or ()):
+                if type(key) is str:
+                    self._value(holder.attribute(key), depth + 1)
 
     def _class(self, kind: type) -> None:
         """Note those plain attributes of a class that the code sets somewhere."""
@@ -414,11 +416,6 @@ class Search:
             return
         for key in list(keys):
             self._value(holder.item(key), depth + 1)
-
-    def _attributes(self, value: Any, holder: Holder, depth: int) -> None:
-        for key in list(namespace(value) or ()):
-            if type(key) is str:
-                self._value(holder.attribute(key), depth + 1)
 
     def _module(self, value: Any, holder: Holder, depth: int) -> None:
         """Look at those attributes of a layer that its code sets while it runs."""

@@ -20,6 +20,7 @@ from anynan._diagnosis.rules.evidence import (
     same,
     times,
 )
+from anynan._diagnosis.rules.gradient import at_edge
 from anynan._diagnosis.rules.situation import BOTH, OTHER, SELF, Rule, Situation, Wording
 from anynan._diagnosis.vocabulary import bounds, domain, is_edge
 
@@ -313,12 +314,6 @@ def _beyond(s: Situation) -> str | None:
     return _called(s) if known else f"the input reaches {literal(outside)}"
 
 
-def _at_edge(s: Situation) -> str | None:
-    """Quote an argument at which its function is infinite."""
-    value = real(s.value(*SELF))
-    return _called(s) if value is not None and is_edge(s.operation, value) else None
-
-
 def _outside(s: Situation) -> str | None:
     """Quote an argument beyond its function's interval, or at an end where it is infinite."""
     if (found := _beyond(s)) is not None:
@@ -524,7 +519,7 @@ RULES = (
     ),
     Rule(
         "lgamma_pole",
-        _at_edge,
+        at_edge,
         "{op} is infinite at 0 and at the negative whole numbers",
         "keep the argument positive: `{op}(maximum(x, {eps}))`",
         operations=frozenset({"lgamma", "digamma", "polygamma"}),

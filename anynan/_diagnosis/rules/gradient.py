@@ -153,8 +153,8 @@ def _power_gradient_wording(s: Situation) -> Wording | None:
     return None
 
 
-def _at_edge(s: Situation) -> str | None:
-    """Quote an argument at which its function has no slope: a pole, or the end of an interval."""
+def at_edge(s: Situation) -> str | None:
+    """Quote an argument at which its function or its slope is infinite: a pole, an end."""
     # xlogy(p, p) has one operand.
     second = s.operation == "xlogy" and s.operand("other") is not None
     value = real(s.value(*(("other",) if second else SELF)))
@@ -276,7 +276,7 @@ _RULES = (
     ),
     Rule(
         "log_gradient_at_zero",
-        _at_edge,
+        at_edge,
         "the slope of {op} is infinite where its result is -Inf",
         "add eps inside: `{op}(x + {eps})`",
         operations=_LOGS | {"xlogy"},
@@ -289,7 +289,7 @@ _RULES = (
     ),
     Rule(
         "inverse_trig_gradient_at_one",
-        _at_edge,
+        at_edge,
         "the slope of {op} at 1 and -1 is infinite; the dot product of two equal unit vectors is "
         "such a 1",
         "clamp inside the domain: `{op}(clip(x, -1 + {margin}, 1 - {margin}))`; for an angle use "
@@ -344,14 +344,14 @@ _RULES = (
     ),
     Rule(
         "lgamma_gradient_at_pole",
-        _at_edge,
+        at_edge,
         "the slope of {op} is infinite at 0 and at the negative whole numbers",
         "keep the argument positive: `{op}(maximum(x, {eps}))`",
         operations=frozenset({"lgamma", "digamma"}),
     ),
     Rule(
         "logit_gradient_at_bound",
-        _at_edge,
+        at_edge,
         "the slope of logit is infinite at 0 and 1",
         "clamp the probability: `logit(clip(p, {margin}, 1 - {margin}))`",
         operations=frozenset({"logit"}),
