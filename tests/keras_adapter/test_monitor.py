@@ -39,7 +39,8 @@ def test_the_backup_is_kept(tmp_path, action, first):
     assert (folder / "latest.weights.h5").exists()
 
 
-@pytest.mark.parametrize("action", ["skip", pytest.param("warn", marks=pytest.mark.tier(2))])
+@pytest.mark.tier(2)
+@pytest.mark.parametrize("action", ["skip", "warn"])
 def test_it_goes_on(action):
     with pytest.warns(anynan.AnynanWarning) as caught:
         model, seen = train(anynan.keras.Monitor(action=action))

@@ -85,19 +85,6 @@ def test_of_two_models_one_tells_it() -> None:
     assert len(first.events) + len(second.events) == 1
 
 
-def test_a_tracked_step_reads_what_it_returns_and_no_more() -> None:
-    model = net()
-
-    @anynan.torch.track
-    def step(x):
-        loss = model(x).square().mean()
-        loss.backward()
-        return loss
-
-    step(torch.ones(3, 4))
-    assert len(losses(step)) == 1
-
-
 def test_a_mask_that_the_model_gave_is_no_fault_of_its_own() -> None:
     class Mask(nn.Module):
         def forward(self, x):

@@ -257,23 +257,18 @@ def test_hand_written_update(exact: bool, step: int, read: Any) -> None:
 # Modes.
 
 
-def test_autocast_is_entered_again() -> None:
+@pytest.mark.parametrize("read", ["auto", "end"])
+def test_autocast_is_entered_again(read: Any) -> None:
     model = Body(lambda x: torch.log(-1 - x.abs()))
-    anynan.torch.track(model)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        event = failing(lambda: model(batch()))
-    op = operation(event)
-    assert op.name == "log"
-    assert op.inputs[0].dtype == "bfloat16"
+    tracker = anynan.torch.track(model, advanced=anynan.Advanced(read=read))
 
+    def run() -> None:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            model(batch())
+        tracker.flush()  # after autocast has ended
 
-def test_deferred_replay_after_autocast_has_ended() -> None:
-    model = Body(lambda x: torch.log(-1 - x.abs()))
-    tracker = anynan.torch.track(model, advanced=anynan.Advanced(read="end"))
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        model(batch())
-    event = failing(tracker.flush)
-    assert operation(event).inputs[0].dtype == "bfloat16"
+    op = operation(failing(run))
+    assert (op.name, op.inputs[0].dtype) == ("log", "bfloat16")
     assert not torch.is_autocast_enabled("cpu")
 
 

@@ -179,20 +179,6 @@ def test_a_gradient_whose_operation_is_not_known_claims_nothing() -> None:
     assert body_event(lambda w: (w * 0 + 1).div_(w), [0.0, 0.0]).tried is None
 
 
-@pytest.mark.parametrize("options", [{"replay": False}, {"level": "operation"}])
-def test_nothing_runs_again_where_nothing_may(options: Any) -> None:
-    runs = []
-    model = Two()
-
-    def step(x: torch.Tensor) -> torch.Tensor:
-        runs.append(1)
-        return train(model, x)
-
-    event = failing(step, torch.ones(2, 3), **options)
-    assert (event.tried, event.others) == (None, ())
-    assert len(runs) == 1
-
-
 def test_a_second_update_behind_the_first_is_not_claimed_to_be_finite() -> None:
     one, two = Two(second=torch.relu), nn.Linear(3, 1)
     updates = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (one, two)]
