@@ -1,7 +1,6 @@
 """One run, operation by operation: what is shown, what may be replaced, and what is left."""
 
 import copy
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -44,12 +43,6 @@ class Training:
         tensors += [x for held in state.values() for x in held.values()]
         numbers = self.model.counter, list(self.seen), len(state)
         return [None if x is None else x.clone() for x in tensors], numbers, torch.get_rng_state()
-
-
-def _names(target: Callable[..., Any], *args: Any, of: str = "name") -> list[Any]:
-    found: list[Any] = []
-    observe(target, args, {}, lambda op: found.append(getattr(op, of)))
-    return found
 
 
 def _same(a: Any, b: Any) -> bool:
