@@ -21,10 +21,52 @@ from anynan._steps.tracked import inside
 from anynan.torch.graphs.compiler import eager
 from anynan.torch.graphs.fixed import Board
 from tests.flat import split
-from tests.torch_adapter import compiling
-from tests.torch_adapter.compiling import BACKEND, Net, named, train
 
 pytestmark = pytest.mark.tier(2)
+
+
+BACKEND = "aot_eager"  # traces as inductor does, forward and backward, and compiles in no time
+
+
+class Block(nn.Module):
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(size)
+        self.linear = nn.Linear(size, size)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.log(self.linear(self.norm(x)) + 10)
+
+
+class Net(nn.Module):
+    def __init__(self, size: int = 8, depth: int = 2) -> None:
+        super().__init__()
+        self.embed = nn.Linear(size, size)
+        self.blocks = nn.ModuleList(Block(size) for _ in range(depth))
+        self.head = nn.Linear(size, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.embed(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def train(call: Any, net: Net, steps: int, *, batch: int = 4) -> None:
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-4)
+    for i in range(steps):
+        optimizer.zero_grad()
+        call(torch.randn(batch + i % 2, 8)).square().mean().backward()
+        optimizer.step()
+
+
+def named(tracker: Any) -> dict[tuple[Any, ...], tuple[float, float]]:
+    """Give the last step's readings of layers by name."""
+    return {
+        (r.layer, r.phase, r.site.tensor): (r.lo, r.hi)
+        for r in tracker.history.last()
+        if r.site.parameter is None
+    }
 
 
 @pytest.fixture(autouse=True)
@@ -137,7 +179,7 @@ def test_readings_are_those_of_the_eager_model_in_as_many_graphs_and_the_origin_
     event = caught.value.event
     assert (event.layer, event.phase, event.kind, event.step) == ("blocks.1", "forward", "nan", 9)
     assert event.operation.name == "log"
-    assert event.operation.source.file == compiling.__file__
+    assert event.operation.source.file == __file__
     assert event.cause.tag == "log_of_negative"
     tracker.remove()
 

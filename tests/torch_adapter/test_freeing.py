@@ -15,8 +15,7 @@ from torch import nn
 import anynan
 from anynan._steps.tracked import inside
 from tests.flat import split
-from tests.torch_adapter.stepping import small
-from tests.torch_adapter.training import live_tensors
+from tests.torch_adapter.training import live_tensors, small
 
 # Nothing kept alive.
 

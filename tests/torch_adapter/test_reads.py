@@ -8,8 +8,7 @@ from torch import nn
 
 import anynan
 from anynan import AnynanWarning, NonFiniteError
-from tests.torch_adapter.stepping import small
-from tests.torch_adapter.training import Count
+from tests.torch_adapter.training import Count, small
 
 # Cost that can be counted.
 

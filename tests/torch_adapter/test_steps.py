@@ -17,8 +17,7 @@ from torch import nn
 import anynan
 from anynan import AnynanWarning, NonFiniteError
 from tests.flat import split
-from tests.torch_adapter.stepping import Net, batch, loss_of, same, sgd, small, snapshot, train
-from tests.torch_adapter.training import bad
+from tests.torch_adapter.training import Net, bad, batch, loss_of, same, sgd, small, snapshot, train
 
 
 def calls(tracker: anynan.Tracker, step: int, layer: str = "first") -> list[int]:

@@ -15,8 +15,7 @@ import anynan
 from anynan import AnynanWarning, NonFiniteError
 from anynan.torch.update import updates
 from tests.flat import split
-from tests.torch_adapter.stepping import Net, batch, hooks_on, train
-from tests.torch_adapter.training import Fault, bad
+from tests.torch_adapter.training import Fault, Net, bad, batch, hooks_on, train
 
 
 def deep() -> nn.Sequential:

@@ -14,8 +14,7 @@ import anynan
 from anynan import NonFiniteError
 from anynan.torch.update import updates
 from tests.flat import split
-from tests.torch_adapter.stepping import small
-from tests.torch_adapter.training import Fault, assert_same, seed
+from tests.torch_adapter.training import Fault, assert_same, seed, small
 
 
 class Busy(nn.Module):
