@@ -13,9 +13,10 @@ from anynan._apps.compare.captures import Array, Capture, Operation, Runner, Run
 from anynan._apps.compare.layers import LayerCapture, line
 from anynan._base.sources import is_anynans
 from anynan.events import Source
-from anynan.torch.call.discovery import find_modules
+from anynan.torch.call.discovery import named_models
 from anynan.torch.private import hands_over, is_compiled, tree_leaves, tree_map, unseen
 from anynan.torch.read.paths import clean_path, inner, join
+from anynan.torch.read.probes import on_host
 from anynan.torch.replay.names import canonical
 
 # Operations whose result jumps where their operand moves by a rounding unit, in the field's words.
@@ -44,13 +45,8 @@ _SEED = 0
 
 def side_of(target: Any) -> Runner | None:
     """Give the side of a model, or of a function that uses one; None for all else."""
-    if isinstance(target, torch.nn.Module):
-        return TorchSide(target, {"": target})
-    if callable(target):
-        models = find_modules(target)
-        if models:
-            return TorchSide(target, models)
-    return None
+    models = named_models(target) if callable(target) else {}
+    return TorchSide(target, models) if models else None
 
 
 class TorchSide(Runner):
@@ -63,8 +59,6 @@ class TorchSide(Runner):
 
     def __init__(self, call: Callable[..., Any], models: dict[str, torch.nn.Module]) -> None:
         self.call = call
-        if len(models) == 1:  # one model needs no name in front of its layers
-            models = {"": next(iter(models.values()))}
         self.models = {name: inner(model) for name, model in models.items()}
         self.paths: dict[torch.nn.Module, str] = {}
         for name, model in self.models.items():
@@ -370,10 +364,7 @@ def _floats(tree: Any) -> list[torch.Tensor]:
 
 
 def _host(x: torch.Tensor) -> Array:
-    x = x.detach()
-    if x.is_floating_point() and x.dtype not in (torch.float32, torch.float64):
-        x = x.float()
-    return np.array(x.cpu().numpy())
+    return np.array(on_host(x.float() if x.dtype is torch.float16 else x))
 
 
 def _replaced(tree: Any, arrays: Sequence[Array]) -> Any:

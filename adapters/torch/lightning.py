@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any, Unpack
 
 from anynan._base.context import replaying
@@ -25,6 +25,45 @@ try:
 except ImportError:
     msg = 'anynan.lightning needs Lightning: pip install "anynan[lightning]"'
     raise ImportError(msg) from None
+
+
+def _evaluating(
+    word: str, loop: Callable[[Any], Any]
+) -> tuple[Callable[..., None], Callable[..., None], Callable[..., None], Callable[..., None]]:
+    """Give the hooks of one kind of evaluation: on its start, each batch's two ends, its end.
+
+    Args:
+        word: The kind.
+        loop: Gives the Trainer's loop that runs it.
+    """
+
+    def start(monitor: "Monitor", trainer: Any, pl_module: Any) -> None:
+        """Watch the evaluation."""
+        monitor._evaluate(trainer, pl_module, loop(trainer), word)
+
+    def batch_start(
+        monitor: "Monitor", trainer: Any, pl_module: Any, batch: Any, batch_idx: int, *rest: Any
+    ) -> None:
+        """Note where the evaluation is."""
+        monitor._evaluates(trainer, word, batch_idx)
+
+    def batch_end(
+        monitor: "Monitor", trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int,
+        *rest: Any,
+    ) -> None:  # fmt: skip
+        """Read what the evaluation gave."""
+        monitor._evaluates(trainer, word, batch_idx, outputs)
+
+    def end(monitor: "Monitor", trainer: Any, pl_module: Any) -> None:
+        """Watch the training again."""
+        monitor._evaluated(trainer, word)
+
+    return start, batch_start, batch_end, end
+
+
+def _validation_loop(trainer: Any) -> Any:
+    fits = trainer.state.fn == "fit"
+    return trainer.fit_loop.epoch_loop.val_loop if fits else trainer.validate_loop
 
 
 class Monitor(Monitored, _lightning.Callback):
@@ -82,11 +121,7 @@ class Monitor(Monitored, _lightning.Callback):
         loop = loops.automatic_optimization if automatic else loops.manual_optimization
         progress = loop.optim_progress if automatic else loop.optim_step_progress
         tracker = self._begin(track, _batch(loop.run, progress, trainer, pl_module))
-        inside(tracker).name = f"{type(pl_module).__name__}.training_step"
-        _session(tracker).give([pl_module])
-        patches = Patches()
-        patches.put(loop, "run", tracker)
-        inside(tracker).judge.ends.append(patches.undo)
+        _put(tracker, loop, "run", pl_module, "training_step")
 
     def on_train_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, *rest: Any
@@ -125,11 +160,7 @@ class Monitor(Monitored, _lightning.Callback):
             action = "warn" if self.action in ("stop", "skip") else self.action
             run = _batch(step, loop.batch_progress, trainer, module)
             tracker = self.evaluations[name] = self._made(track, run, action)
-            inside(tracker).name = f"{type(module).__name__}.{name}"
-            _session(tracker).give([module])
-            patches = Patches()
-            patches.put(loop, method, tracker)
-            inside(tracker).judge.ends.append(patches.undo)
+            _put(tracker, loop, method, module, name)
 
     def _evaluates(self, trainer: Any, word: str, index: int, outputs: Any = None) -> None:
         """Note where the evaluation is, and read what its step gave."""
@@ -156,67 +187,15 @@ class Monitor(Monitored, _lightning.Callback):
         else:
             tracker.remove()
 
-    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        """Watch the validation."""
-        fits = trainer.state.fn == "fit"
-        loop = trainer.fit_loop.epoch_loop.val_loop if fits else trainer.validate_loop
-        self._evaluate(trainer, pl_module, loop, "validation")
-
-    def on_validation_batch_start(
-        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, *rest: Any
-    ) -> None:
-        """Note where the validation is."""
-        self._evaluates(trainer, "validation", batch_idx)
-
-    def on_validation_batch_end(
-        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, *rest: Any
-    ) -> None:
-        """Read what the validation gave."""
-        self._evaluates(trainer, "validation", batch_idx, outputs)
-
-    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """Watch the training again."""
-        self._evaluated(trainer, "validation")
-
-    def on_test_start(self, trainer: Any, pl_module: Any) -> None:
-        """Watch the test."""
-        self._evaluate(trainer, pl_module, trainer.test_loop, "test")
-
-    def on_test_batch_start(
-        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, *rest: Any
-    ) -> None:
-        """Note where the test is."""
-        self._evaluates(trainer, "test", batch_idx)
-
-    def on_test_batch_end(
-        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, *rest: Any
-    ) -> None:
-        """Read what the test gave."""
-        self._evaluates(trainer, "test", batch_idx, outputs)
-
-    def on_test_end(self, trainer: Any, pl_module: Any) -> None:
-        """Watch no longer."""
-        self._evaluated(trainer, "test")
-
-    def on_predict_start(self, trainer: Any, pl_module: Any) -> None:
-        """Watch the prediction."""
-        self._evaluate(trainer, pl_module, trainer.predict_loop, "predict")
-
-    def on_predict_batch_start(
-        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, *rest: Any
-    ) -> None:
-        """Note where the prediction is."""
-        self._evaluates(trainer, "predict", batch_idx)
-
-    def on_predict_batch_end(
-        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, *rest: Any
-    ) -> None:
-        """Read what was predicted."""
-        self._evaluates(trainer, "predict", batch_idx, outputs)
-
-    def on_predict_end(self, trainer: Any, pl_module: Any) -> None:
-        """Watch no longer."""
-        self._evaluated(trainer, "predict")
+    (
+        on_validation_start, on_validation_batch_start, on_validation_batch_end, on_validation_end,
+    ) = _evaluating("validation", _validation_loop)  # fmt: skip
+    on_test_start, on_test_batch_start, on_test_batch_end, on_test_end = _evaluating(
+        "test", attrgetter("test_loop")
+    )
+    on_predict_start, on_predict_batch_start, on_predict_batch_end, on_predict_end = _evaluating(
+        "predict", attrgetter("predict_loop")
+    )
 
     def _end(self) -> None:
         """Watch no longer."""
@@ -275,6 +254,15 @@ def watched(trainer: Any, options: Options, found: Found) -> Iterator[None]:
     finally:
         if monitor in trainer.callbacks:
             trainer.callbacks.remove(monitor)
+
+
+def _put(tracker: Tracker, loop: Any, method: str, module: Any, step: str) -> None:
+    """Have a loop run a tracker in its method's place, until the tracker ends."""
+    inside(tracker).name = f"{type(module).__name__}.{step}"
+    _session(tracker).give([module])
+    patches = Patches()
+    patches.put(loop, method, tracker)
+    inside(tracker).judge.ends.append(patches.undo)
 
 
 def _session(tracker: Tracker) -> FunctionSession:

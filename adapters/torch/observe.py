@@ -3,6 +3,7 @@
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -16,7 +17,7 @@ from anynan._diagnosis.messages import NOT_PUT_BACK
 from anynan._steps.tracked import untracked
 from anynan._trace.op import Observed, Observer, Op
 from anynan.options import Options
-from anynan.torch.call.discovery import find_iterators, find_modules
+from anynan.torch.call.discovery import find_iterators, find_modules, named_models
 from anynan.torch.call.models import Models
 from anynan.torch.call.reached import Reached
 from anynan.torch.call.rootcall import RootCall, cut
@@ -154,11 +155,7 @@ class Sight:
             watcher.observer = None
 
     def _find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        models = find_modules(self.fn, args, kwargs)
-        if isinstance(self.fn, torch.nn.Module):
-            models = {"": self.fn}
-        elif len(models) == 1:
-            models = {"": next(iter(models.values()))}
+        models = named_models(self.fn, args, kwargs)
         self.models.refs = [(name, weakref.ref(model)) for name, model in models.items()]
 
 
@@ -174,18 +171,10 @@ def observe(
 def _updates(watcher: Watcher) -> Iterator[None]:
     """Tell the watcher while an optimizer steps."""
 
-    def begins(*_: object) -> None:
-        watcher.updating = True
+    def tell(updating: bool, *_: object) -> None:
+        watcher.updating = updating
 
-    def ends(*_: object) -> None:
-        watcher.updating = False
-
-    handles = [
-        register_optimizer_step_pre_hook(begins),
-        register_optimizer_step_post_hook(ends),
-    ]
-    try:
+    with ExitStack() as stack:
+        stack.callback(register_optimizer_step_pre_hook(partial(tell, True)).remove)
+        stack.callback(register_optimizer_step_post_hook(partial(tell, False)).remove)
         yield
-    finally:
-        for handle in handles:
-            handle.remove()

@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 
 from anynan._base.patches import Patches
 from anynan._trace.op import Observed, Observer
-from anynan.torch.call.discovery import find_modules, find_state, find_weights
+from anynan.torch.call.discovery import find_state, find_weights, named_models
 from anynan.torch.observe import Sight, observe, takes
 from anynan.torch.private import tree_leaves, tree_map
 from anynan.torch.read.paths import clean_path, join
+from anynan.torch.read.probes import on_host
 from anynan.torch.weights.optimizers import find_optimizers
 
-_KNOWN = (torch.float16, torch.float32, torch.float64, torch.complex64)
 _CODE = """\
 kept = {kept}  # whether the result is cast back
 
@@ -57,11 +57,7 @@ class Narrowed:
     def __init__(self, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         self._call = target, args, dict(kwargs)
         self._sight = Sight(target)
-        found = find_modules(target, args, dict(kwargs))
-        if isinstance(target, torch.nn.Module):
-            found = {"": target}
-        elif len(found) == 1:  # one model needs no name in front of its layers
-            found = {"": next(iter(found.values()))}
+        found = named_models(target, args, kwargs)
         self._models = list(found.values())
         self._modules = [
             (join(name, clean_path(path, model)), module)
@@ -85,11 +81,7 @@ class Narrowed:
             return None
         if x.layout is not torch.strided or x.is_meta:
             return None
-        x = x.detach()
-        if x.dtype not in _KNOWN:
-            x = x.to(torch.complex64 if x.is_complex() else torch.float32)
-        found: NDArray[Any] = x.cpu().resolve_conj().resolve_neg().numpy()
-        return found
+        return on_host(x)
 
     def rounded(self, x: Any, dtype: str) -> Any:
         """Round a tensor to a dtype, and give it in its own again."""

@@ -13,10 +13,11 @@ from anynan._apps.stress.lab import Array, Lab, Watch
 from anynan._arrays.arguments import positional
 from anynan._reach import Holder, Reach
 from anynan._trace.op import Observed, Observer
-from anynan.torch.call.discovery import find_modules
+from anynan.torch.call.discovery import named_models
 from anynan.torch.call.reached import KINDS
 from anynan.torch.observe import Sight, takes
 from anynan.torch.private import tree_leaves, version, without_modes
+from anynan.torch.read.probes import on_host
 from anynan.torch.tracking import track
 
 _HALVES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -39,9 +40,7 @@ class TorchLab(Lab):
         self.target, self.args = target, args
         self.parameters = positional(getattr(target, "forward", target))
         self._sight: Sight | None = None
-        self._models = list(find_modules(target, args, {}).values())
-        if isinstance(target, torch.nn.Module):
-            self._models = [target]
+        self._models = list(named_models(target, args).values())
         passes: list[Any] = []
         with Sight(target) as sight:
             found = sight.run(args, {}, None, passes.append)
@@ -60,10 +59,7 @@ class TorchLab(Lab):
 
     def host(self, x: Any) -> Array:
         """Bring an array to the host; what NumPy has no dtype for in float32."""
-        x = x.detach() if x.layout is torch.strided else x.detach().to_dense()
-        if x.is_floating_point() and x.dtype not in (torch.float16, torch.float32, torch.float64):
-            x = x.float()
-        return np.asarray(x.cpu().resolve_conj().resolve_neg())
+        return on_host(x)
 
     def like(self, new: Array, x: Any) -> Any:
         """Make a tensor of the same dtype and device, and a leaf where that is one."""

@@ -63,16 +63,16 @@ class Kept:
         lost: list[str] = []
         stands = stands or {}
         for name, restore in self._generators:
-            _try(name, restore, lost)
+            attempt(name, restore, lost)
         for name, value, held in self._containers:
-            _try(name, partial(refill, value, _standing(held, stands)), lost)
+            attempt(name, partial(refill, value, _standing(held, stands)), lost)
         for name, space, chosen, held_then in self._spaces:
             then = {key: stands.get(id(item), item) for key, item in held_then.items()}
-            _try(name, partial(_assign, space, chosen, then), lost)
+            attempt(name, partial(assign, space, then, chosen), lost)
         for holder, before in self._plain:
             value = stands.get(id(before), before)
             if holder.get() is not value:
-                _try(holder.name, partial(holder.set, value), lost)
+                attempt(holder.name, partial(holder.set, value), lost)
         return lost
 
 
@@ -94,14 +94,18 @@ def _picked(space: dict[str, Any], chosen: tuple[str, ...] | None) -> dict[str, 
     return {key: space[key] for key in chosen if key in space}
 
 
-def _try(name: str, restore: Undo, lost: list[str]) -> None:
+def attempt(name: str, restore: Undo, lost: list[str]) -> None:
+    """Put one thing back; what could not be is named, with the error."""
     try:
         restore()
     except Exception as error:  # noqa: BLE001  the rest is put back all the same
         lost.append(f"{name} ({type(error).__name__}: {error})")
 
 
-def _assign(space: dict[str, Any], chosen: tuple[str, ...] | None, before: dict[str, Any]) -> None:
+def assign(
+    space: dict[str, Any], before: dict[str, Any], chosen: tuple[str, ...] | None = None
+) -> None:
+    """Make a namespace what it was, or some names of it, touching only what is not."""
     for key in list(space) if chosen is None else chosen:
         if key in space and key not in before:
             del space[key]

@@ -39,6 +39,14 @@ def find_modules(fn: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> dic
     return _outermost(found)
 
 
+def named_models(
+    fn: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+) -> dict[str, torch.nn.Module]:
+    """Return name -> model for what runs; a model itself, and one alone, needs no name."""
+    found = {"": fn} if isinstance(fn, torch.nn.Module) else find_modules(fn, args, kwargs)
+    return {"": next(iter(found.values()))} if len(found) == 1 else found
+
+
 def in_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.nn.Module]:
     """Walk the modules in a call's arguments; cheap enough for every call."""
     found: dict[str, torch.nn.Module] = {}

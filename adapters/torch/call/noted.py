@@ -124,7 +124,11 @@ class Note(NamedTuple):
 
     def source(self) -> Source | None:
         """Give the user's line."""
-        return source((self.code, self.last), self.around)
+        code, last = self.around or (self.code, self.last)
+        found = located(code, _line(code, last), offset=last)
+        if self.around is None:
+            return found
+        return gone_through(found, self.code, _line(self.code, self.last), "torch")
 
 
 class Held(NamedTuple):
@@ -570,17 +574,6 @@ def _place(frame: FrameType | None) -> tuple[CodeType, int, tuple[CodeType, int]
         frame = frame.f_back
     assert library is not None
     return (*library, None)
-
-
-def source(
-    place: tuple[CodeType, int], around: tuple[CodeType, int] | None = None
-) -> Source | None:
-    """Turn a place into a Source."""
-    code, last = around or place
-    found = located(code, _line(code, last), offset=last)
-    if around is None:
-        return found
-    return gone_through(found, place[0], _line(*place), "torch")
 
 
 def _line(code: CodeType, last: int) -> int:

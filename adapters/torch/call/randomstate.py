@@ -47,7 +47,9 @@ class RandomState:
         )
 
     def restore(self) -> None:
-        """Put the states back."""
+        """Put the states back, where a number was drawn since."""
+        if self.is_now():
+            return
         torch.set_rng_state(self.cpu)
         for name, state in self.devices.items():
             torch.get_device_module(name).set_rng_state(state, name)

@@ -24,6 +24,7 @@ from anynan.torch.private import (
 )
 
 NATIVE = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+_NUMPY = NATIVE - {torch.bfloat16}
 COMPLEX = frozenset({torch.complex32, torch.complex64, torch.complex128})
 FLOAT8 = frozenset(
     getattr(torch, name)
@@ -215,6 +216,17 @@ def all_ends(values: list[torch.Tensor]) -> list[tuple[float, float]]:
     """Return both ends of each of many ``plain`` tensors on the host, in one read a device."""
     with torch.no_grad():
         return [(lo, hi) for lo, hi in bring([torch.stack(ends(x)) for x in values])]
+
+
+def on_host(x: torch.Tensor) -> np.ndarray[Any, Any]:
+    """Bring a tensor's numbers to NumPy; what that has no dtype for in float32 or complex64."""
+    x = x.detach() if x.layout is torch.strided else x.detach().to_dense()
+    if x.is_floating_point() and x.dtype not in _NUMPY:
+        x = x.float()
+    elif x.dtype is torch.complex32:
+        x = x.to(torch.complex64)
+    found: np.ndarray[Any, Any] = x.cpu().resolve_conj().resolve_neg().numpy()
+    return found
 
 
 def _on_host(x: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from anynan._base.threads import busy_threads
-from anynan._reach.kept import container_state, generator_state
+from anynan._reach.kept import Undo, assign, attempt, container_state, generator_state
 from anynan.torch.call.discovery import GENERATORS, find_state, find_weights
 from anynan.torch.call.models import Models
 from anynan.torch.call.randomstate import RandomState
@@ -44,9 +44,8 @@ class Kept:
     def __init__(self) -> None:
         self.lost: list[str] = []
         self.apart: str | None = None
-        self._restores: list[tuple[str, Callable[[], object]]] = []
+        self._restores: list[tuple[str, Undo]] = []
         self._gradients: dict[int, torch.Tensor] = {}
-        self._random = RandomState.now()
 
     def note(
         self,
@@ -67,8 +66,10 @@ class Kept:
         """
         for state in states:
             self._flags(state)
-        self._modes()
-        self._restores.append(("the random numbers", self._put_random_back))
+        # The program's hooks on saved tensors are left: checkpointing counts what it is shown.
+        hooks = functools.partial(give_saved_tensors_hooks, take_saved_tensors_hooks())
+        self._restores.append(("hooks on saved tensors", hooks))
+        self._restores.append(("the random numbers", RandomState.now().restore))
         for p in _parameters(models, roots):
             self.gradient(p)
         for model in (*(model for _, model in models.living()), *models.scripted):
@@ -93,11 +94,7 @@ class Kept:
     def restore(self) -> None:
         """Put everything back, the last first."""
         while self._restores:
-            name, restore = self._restores.pop()
-            try:
-                restore()
-            except Exception as error:  # noqa: BLE001  the rest is put back all the same
-                self.lost.append(f"{name} ({type(error).__name__}: {error})")
+            attempt(*self._restores.pop(), self.lost)
 
     def gradient(self, p: torch.Tensor) -> None:
         """Take a leaf's gradient away until the end: what the replay adds up is apart."""
@@ -124,15 +121,6 @@ class Kept:
         state.idle = state.replaying = True
         state.base = task()
 
-    def _modes(self) -> None:
-        """Leave the program's hooks on saved tensors: checkpointing counts what it is shown."""
-        restore = functools.partial(give_saved_tensors_hooks, take_saved_tensors_hooks())
-        self._restores.append(("hooks on saved tensors", restore))
-
-    def _put_random_back(self) -> None:
-        if not self._random.is_now():
-            self._random.restore()
-
     def _module(self, module: torch.nn.Module) -> None:
         attributes, buffers = dict(vars(module)), dict(buffers_of(module))
         for name, value in attributes.items():
@@ -142,8 +130,8 @@ class Kept:
                     self._restores.append((name, generator_state(value)))
 
         def restore() -> None:
-            _assign(buffers_of(module), buffers)
-            _assign(vars(module), attributes)
+            assign(buffers_of(module), buffers)
+            assign(vars(module), attributes)
 
         self._restores.append((type(module).__name__, restore))
         for name, x in buffers.items():
@@ -155,8 +143,7 @@ class Kept:
 
     def _container(self, name: str, value: Any) -> None:
         restore = container_state(value)
-        if restore is not None:
-            self._restores.append((name, restore))
+        self._restores += [] if restore is None else [(name, restore)]
 
     def _scaler(self, scaler: torch.amp.GradScaler) -> None:
         states = {key: dict(held) for key, held in work_of(scaler).items()}
@@ -183,7 +170,7 @@ class Kept:
                 self._container(f"{name}.{key}", value)
                 if isinstance(value, torch.Tensor):  # a learning rate on the device
                     self._restores.append((f"{name}.{key}", _content(value)))
-        self._restores.append((name, lambda: _assign(vars(item), attributes)))
+        self._restores.append((name, lambda: assign(vars(item), attributes)))
 
 
 def _parameters(models: Models, roots: list[RootCall]) -> Iterable[torch.Tensor]:
@@ -220,15 +207,6 @@ def _stateful(
     if scaler is not None:
         found.setdefault(id(scaler), ("a loss scaler", scaler))
     return found.values()
-
-
-def _assign(now: dict[str, Any], held: dict[str, Any]) -> None:
-    """Make a namespace what it was, touching only what is not."""
-    for key in [key for key in now if key not in held]:
-        del now[key]
-    for key, value in held.items():
-        if key not in now or now[key] is not value:
-            now[key] = value
 
 
 def _content(x: torch.Tensor) -> Callable[[], object]:
