@@ -204,7 +204,7 @@ DEFECTS: tuple[Defect, ...] = (
         "adapters/torch/update/gradients.py", "if sum(sizes) <= written.limit:",
         "if not sum(sizes) > written.limit:", "torch_adapter/test_updates.py"),
     Defect("an operand that is overwritten in place is told as it is afterwards",
-        "adapters/torch/replay/watcher.py", "{id(x): x.detach().clone()", "{id(x): x.detach()",
+        "adapters/torch/replay/ran.py", "id(x): x.detach().clone()", "id(x): x.detach()",
         "torch_adapter/test_replay.py torch_adapter/test_written.py"),
     Defect("an argument that a second run overwrites is not restored",
         "adapters/torch/replay/watcher.py", "x.untyped_storage().copy_(content)", "pass",

@@ -34,6 +34,7 @@ class Op:
         params: Plain arguments that a rule may ask for: ``dim``, ``eps``, ...
         forward: For a backward operation, the number of the forward one it belongs to.
         written: Whether it wrote into an array that was there before, and made no new one.
+        expected: Reason by kind, where it ran inside ``anynan.expect``.
     """
 
     number: int
@@ -45,6 +46,7 @@ class Op:
     phase: Phase
     forward: int | None = None
     written: bool = False
+    expected: Mapping[str, str] | None = None
 
     @property
     def source(self) -> Source | None:
@@ -99,7 +101,6 @@ class LinkedOp(Op):
         of: For a gradient, the forward operation; it gives one result for each of its ``grown``,
             and its incoming gradients are ``given`` as ``grad``, ``grad1``, ...
         chain: What made its first operand, and the first operand of that.
-        expected: Reason by kind, where it ran inside ``anynan.expect``.
         made: What it made, while it is shown.
     """
 
@@ -112,7 +113,7 @@ class LinkedOp(Op):
         self.layer, self.call, self.phase, self._source = place
         self.given, self._params = given, params
         self.forward = None if of is None else of.number
-        self.expected: Mapping[str, str] | None = expectations() if of is None else of.expected
+        self.expected = expectations() if of is None else of.expected
         self.operands: Mapping[str, Key] = {}
         self.results: Sequence[Key] = ()
         self.grown: Sequence[Key] = ()

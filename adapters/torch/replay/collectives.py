@@ -9,11 +9,11 @@ from torch import distributed
 
 from anynan._base.patches import Patches
 from anynan._diagnosis.evidence import ReplayError
-from anynan.torch.private import DispatchMode, moved, storage_number
-from anynan.torch.read.probes import local, nonfinite
+from anynan.torch.private import DispatchMode, moved
+from anynan.torch.read.probes import nonfinite
 from anynan.torch.replay.names import MOVING
 from anynan.torch.replay.operands import flat
-from anynan.torch.replay.watcher import Watcher
+from anynan.torch.replay.recorder import StorageRecorder, storage_of
 
 _AVAILABLE = distributed.is_available()
 SENT = "what another rank sent"
@@ -93,15 +93,15 @@ def inner_modules() -> Iterator[None]:
 
 
 class Sent(DispatchMode):
-    """Follow a watcher's bad values through collectives, which it lets pass unread.
+    """Follow a run's bad values through collectives, which its watcher lets pass unread.
 
     Their results arrive later, and to run one again, as the watcher does with an operation that
     overflows, would leave this rank one ahead of the others.
     """
 
-    def __init__(self, watcher: Watcher) -> None:
+    def __init__(self, seen: StorageRecorder) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._watcher = watcher
+        self._seen = seen
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -115,8 +115,8 @@ class Sent(DispatchMode):
         given = [*flat([*args[:1]] if own else [*args[1:]])] or [*flat([*args])]
         if name.startswith("recv"):
             given = []
-        parents = sorted({parent for x in given for parent in self._watcher.parents(x)})
-        labels = [self._watcher.outside.get(_key(x)) for x in given if nonfinite(x)]
+        parents = sorted({parent for x in given for parent in self._seen.parents(x)})
+        labels = [self._seen.outside.get(storage_of(x)) for x in given if nonfinite(x)]
         label = next((label for label in labels if label is not None), None)
         out = func(*args, **kwargs)
         if name == "wait_tensor" or name.startswith(("send", "barrier")):
@@ -125,9 +125,5 @@ class Sent(DispatchMode):
             label = ("input", SENT)
         written = args[0] if func.namespace == "c10d" else [kwargs.get("out"), out]
         for x in flat(written):
-            self._watcher.arrived(x, list(parents), label)
+            self._seen.receive(x, list(parents), label)
         return out
-
-
-def _key(x: torch.Tensor) -> int:
-    return storage_number(local(x))

@@ -13,6 +13,7 @@ from anynan._diagnosis.rules.repair import BaseFixRunner, Repair, RepairError, a
 from anynan.torch.private import arguments_of, functional, node_number
 from anynan.torch.read.probes import bring
 from anynan.torch.replay.operands import flat
+from anynan.torch.replay.ran import Operation
 
 _grad = torch.autograd.grad  # as it is while nothing stands before it
 _TENSORS = ("Tensor", "Optional[Tensor]")
@@ -76,21 +77,15 @@ class FixRunner(BaseFixRunner):
 
     # The forward pass.
 
-    def mend(
-        self, found: list[Repair], func: Any, arguments: dict[str, Any], out: Any,
-        written: list[torch.Tensor], before: dict[int, torch.Tensor], number: int | None,
-    ) -> Any:  # fmt: skip
+    def mend(self, found: list[Repair], op: Operation, number: int | None) -> Any:
         """Repair the result of an operation.
 
         Args:
             found: How.
-            func: The operator, which has run.
-            arguments: By their names in its schema.
-            out: Its result.
-            written: What it wrote to.
-            before: What that held before, by identity.
+            op: The operation, which has run.
             number: Of the node that autograd makes for it.
         """
+        arguments, out, written = op.arguments, op.out, op.overwritten
         taken = [*arguments.values(), *written]
         if number is None and torch.is_grad_enabled() and any(map(_has_gradient, taken)):
             self.lost = "its node is not known"  # in place, where what was there is saved
@@ -99,11 +94,11 @@ class FixRunner(BaseFixRunner):
         def run() -> tuple[_Repaired, Any]:
             # What is overwritten later is still needed for the gradient.
             given = {
-                name: before.get(id(x), x).detach().clone() if _is_float(x) else x
+                name: op.before.get(id(x), x).detach().clone() if _is_float(x) else x
                 for name, x in arguments.items()
                 if not (written and name == "out")
             }
-            made = _Repaired(functional(func) if written else func, given, found)
+            made = _Repaired(functional(op.func) if written else op.func, given, found)
             forward = [item for item in found if item.phase != "backward" or item.expression]
             return made, self._run(made, given, forward, out) if forward else out
 

@@ -2,7 +2,7 @@
 
 import cmath
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -16,7 +16,7 @@ from anynan._diagnosis.records import SOFTMAX, Given, before, makers
 from anynan._trace.op import RerunError
 from anynan.errors import reason
 from anynan.torch.private import arguments_of, functional
-from anynan.torch.read.probes import local, measure, nonfinite, plain, read_ends
+from anynan.torch.read.probes import local, measure, plain, read_ends
 from anynan.torch.replay.names import node_name
 
 _KEEP = (
@@ -43,13 +43,6 @@ def flat(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, list | tuple):
         for item in value:
             yield from flat(item)
-
-
-def plain_arguments(
-    names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> dict[str, Any]:
-    """Return every argument by its schema name."""
-    return {**dict(zip(names, args, strict=False)), **kwargs}
 
 
 def without_unread_statistics(
@@ -82,19 +75,12 @@ def named(arguments: dict[str, Any]) -> list[tuple[str, Any]]:
     return found
 
 
-def given(named: list[tuple[str, Any]], before: dict[int, torch.Tensor]) -> list[Given]:
+def given(name: str, x: Any, before: Mapping[int, torch.Tensor]) -> Given:
     """Give what went in, as it was before it was overwritten."""
-    found = []
-    for name, x in named:
-        if isinstance(x, torch.Tensor):
-            found.append(_given(name, before.get(id(x), x), x))
-        else:
-            found.append(Given(name, number=float(x)))
-    return found
-
-
-def _given(name: str, held: torch.Tensor, key: torch.Tensor) -> Given:
-    return Given(name, held, light(held), key)
+    if not isinstance(x, torch.Tensor):
+        return Given(name, number=float(x))
+    held = before.get(id(x), x)
+    return Given(name, held, light(held), x)
 
 
 def params(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -163,7 +149,12 @@ def measure_bad(x: torch.Tensor) -> Summary:
 
 
 def of_node(
-    node: Any, incoming: Iterable[Any], taken: list[torch.Tensor], inner: list[Given], *, look: bool
+    node: Any,
+    incoming: Iterable[Any],
+    taken: Sequence[torch.Tensor],
+    inner: list[Given],
+    *,
+    look: bool,
 ) -> list[Given]:
     """Give a backward node's operands: gradients, what it saved, and what is bad inside of it.
 
@@ -178,11 +169,11 @@ def of_node(
     if look:
         for i, grad in enumerate(incoming):
             if isinstance(grad, torch.Tensor) and plain(grad) is not None:
-                items.append(_given("grad" if i == 0 else f"grad{i}", grad, grad))
+                items.append(given(f"grad{i or ''}", grad, {}))
         saved, locked = _saved(node)
         if not saved and len(locked) == len(taken) == 1:
             saved = [(locked[0], taken[0])]
-        items += [_given(name, x, x) for name, x in saved]
+        items += [given(name, x, {}) for name, x in saved]
     names = {item.name for item in items}
     for item in inner:
         bad = item.known.bad if item.known is not None else not _finite(item.number)
@@ -260,31 +251,6 @@ def _add_alignment(record: OpRecord, arguments: dict[str, Any]) -> None:
             return
 
 
-def wide(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float | None:
-    """Run an operation again in a wider dtype; give its largest magnitude if that is finite."""
-    tensors = [x for x in flat([*args, *kwargs.values()]) if x.dtype.is_floating_point]
-    if not tensors or any(nonfinite(x) for x in tensors):
-        return None
-    # bfloat16 ends where float32 does, so only a cast to it shows in float32.
-    narrow = all(x.element_size() <= 2 and x.dtype != torch.bfloat16 for x in tensors) or (
-        kwargs.get("dtype") in (torch.float16, torch.bfloat16)
-    )
-    target = torch.float32 if narrow else torch.float64
-    out = func(
-        *[_cast(a, target) for a in args], **{k: _cast(v, target) for k, v in kwargs.items()}
-    )
-    largest = 0.0
-    for x in flat(out):
-        values = plain(x)
-        if values is None:
-            continue
-        low, high = read_ends(values)
-        if not (math.isfinite(low) and math.isfinite(high)):
-            return None
-        largest = max(largest, abs(low), abs(high))
-    return largest
-
-
 def rerun(
     func: Any, arguments: dict[str, Any], before: dict[int, torch.Tensor],
     inputs: Mapping[str, Any], dtype: str | None,
@@ -306,11 +272,11 @@ def rerun(
         raise RerunError(msg)
     target = None if dtype is None else getattr(torch, dtype)
 
-    def given(name: str, x: Any) -> Any:
+    def new_of(name: str, x: Any) -> Any:
         if name in inputs:
             x = inputs[name]
         elif type(x) in (list, tuple):
-            return type(x)(given(f"{name}[{i}]", item) for i, item in enumerate(x))
+            return type(x)(new_of(f"{name}[{i}]", item) for i, item in enumerate(x))
         elif isinstance(x, torch.Tensor):
             x = before.get(id(x), x)
         x = x.detach() if isinstance(x, torch.Tensor) else x
@@ -320,7 +286,7 @@ def rerun(
         with torch.no_grad():
             schema = arguments_of(func)
             writes = any(a.alias_info is not None and a.alias_info.is_write for a in schema)
-            new = {name: given(name, x) for name, x in arguments.items() if name != "out"}
+            new = {name: new_of(name, x) for name, x in arguments.items() if name != "out"}
             positional = [a.name for a in schema if not a.kwarg_only]
             args = [new.pop(name) for name in positional if name in new]
             return list(flat((functional(func) if writes else func)(*args, **new)))

@@ -9,7 +9,6 @@ import torch
 
 from anynan._base.interrupts import whole
 from anynan._diagnosis.lineage import Replay
-from anynan._diagnosis.messages import OPERATION_BLIND
 from anynan._readings.readings import Reading
 from anynan.torch.call.rootcall import RootCall
 from anynan.torch.private import StorageWeakRef, current_mode
@@ -45,7 +44,7 @@ class Operations:
     def enter(self, root: RootCall) -> None:
         """Note what a root call is given: another call of the same step may have made it."""
         for key, known in self._scene.outside(root).items():
-            self.watcher.outside.setdefault(key, known)
+            self.watcher.recorder.outside.setdefault(key, known)
         # What these weak references know gives its number to no other storage.
         self._storages += self._scene.storages(root)
 
@@ -111,8 +110,8 @@ class Operations:
         """Tell what was seen up to an exception."""
         seen = self._seen()
         seen.raised = error
-        if self.watcher.taken is not None:
-            seen.sinks.append(self.watcher.taken)
+        if self.watcher.recorder.taken is not None:
+            seen.sinks.append(self.watcher.recorder.taken)
         return seen
 
     def finish(self) -> Replay:
@@ -129,9 +128,8 @@ class Operations:
         self.watcher.forget()
 
     def _seen(self) -> Replay:
-        blind = self.watcher.outside.get(-1)
-        notes = [] if blind is None else [OPERATION_BLIND(what="one operation", error=blind[1])]
-        return Replay(list(self.watcher.records), list(self.watcher.sinks), notes)
+        seen = self.watcher.recorder
+        return Replay(list(seen.records), list(seen.sinks), list(seen.notes))
 
     def _leave(self) -> None:
         """Leave the watcher where it was entered; elsewhere it stays, and looks no more."""

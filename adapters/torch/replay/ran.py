@@ -1,36 +1,41 @@
 """One operation that ran below autograd: what it is, what it worked on, what it is told as."""
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from anynan._base.summary import Summary
+from anynan._base.sources import is_anynans
 from anynan._trace.op import Op
-from anynan.events import Phase, Source
-from anynan.torch.private import node as _node
+from anynan.events import Source
 from anynan.torch.private import tree_map
+from anynan.torch.read.probes import plain
 from anynan.torch.replay import operands
-from anynan.torch.replay.names import canonical, node_name
+from anynan.torch.replay.names import canonical
 
+_WRAPPERS = ("torch/_dynamo/eval_frame.py", "torch/_compile.py", "utils/_python_dispatch.py")
 # What was there before is no operand of these.
 OVERWRITING = frozenset({"copy", "fill", "zero", "random"})
 
 
 @dataclass(slots=True)
 class Made:
-    """Remember where a forward operation ran, for the backward node it made."""
+    """Remember where a forward operation ran, for the backward node it made.
+
+    Attributes:
+        number: By what the operation is known: as a record, or in the order they are shown.
+    """
 
     name: str
     layer: str | None
     call: int
     source: Source | None
     expected: dict[str, str] | None
-    record: int | None = None
-    shown: int | None = None
+    number: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,36 +69,92 @@ def shape_of(func: Any) -> Shape:
     )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Ran:
-    """Hold an operation that ran and whose result is bad.
+def caller() -> FrameType | None:
+    """Return the frame that called the operation, past the watcher's own frames."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not (file.endswith(_WRAPPERS) or is_anynans(file)):
+            return frame
+        frame = frame.f_back
+    return None
 
-    Attributes:
+
+class Operation(Op):
+    """Tell of one operation; what costs something to find out is found out when it is asked for.
+
+    Args:
         func: The operator.
         shape: What its schema says.
         args: Positional arguments.
         kwargs: Arguments by name.
-        written: Tensors that it wrote to.
-        before: What these held before, by their identity.
+        seq: Number of the node that autograd made for it, if it made one.
         backward: A backward pass ran it.
+
+    Attributes:
+        overwritten: Tensors that it wrote to.
+        before: What these held before, by their identity.
+        out: What it gave.
         native: Autograd itself ran it, and no code of the user's.
-        frame: Who called it in a backward pass.
+        frame: Who called it, where that is known: it holds what the program has there.
+        line: Finds the user's line by that.
+        node: The backward node that ran it.
+        of_node: It is what that node computes, for the forward operation.
+        made: What remembers the forward operation that made the node.
+        incoming: The gradients that came into the node.
+        taken: What the node worked on apart from these.
+        feeds: Names of the operations whose nodes gave these.
+        again: It recomputes the forward pass, under activation checkpointing.
     """
 
-    func: Any
-    shape: Shape
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    written: list[Any]
-    before: dict[int, torch.Tensor]
-    backward: bool
-    native: bool
-    frame: FrameType | None
+    overwritten: Sequence[torch.Tensor] = ()
+    out: Any = None
+    native = again = of_node = False
+    frame: FrameType | None = None
+    line: Callable[[FrameType | None], Source | None]
+    node: Any = None
+    made: Made | None = None
+    incoming: Sequence[Any] = ()
+    taken: Sequence[torch.Tensor] = ()
+    feeds: Sequence[str] = ()
+
+    def __init__(
+        self, func: Any, shape: Shape, args: tuple[Any, ...], kwargs: dict[str, Any], seq: int, *,
+        backward: bool,
+    ) -> None:  # fmt: skip
+        self.func, self.shape, self.args, self.kwargs = func, shape, args, kwargs
+        self.seq, self.backward = seq, backward
+        self.before: dict[int, torch.Tensor] = {}
+
+    def keep(self) -> None:
+        """Copy what is about to be overwritten: an operand's health is that from before."""
+        if self.overwritten and self.shape.name not in OVERWRITING:
+            self.before = {
+                id(x): x.detach().clone() for x in self.overwritten if plain(x) is not None
+            }
+
+    def writes(self) -> list[torch.Tensor]:
+        """List what it is about to write to."""
+        found: list[torch.Tensor] = []
+        args, shape = self.args, self.shape
+        for i, name in zip(shape.written, shape.written_names, strict=True):
+            found.extend(operands.flat(args[i] if i < len(args) else self.kwargs.get(name)))
+        return found
+
+    @cached_property
+    def source(self) -> Source | None:
+        """Give the user's line; ask while it is shown."""
+        known = None if self.made is None or not self.native else self.made.source
+        return known or self.line(self.frame)
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """Walk the tensors among its arguments."""
+        return operands.flat([*self.args, *self.kwargs.values()])
 
     @property
     def arguments(self) -> dict[str, Any]:
         """Give every argument by its schema name."""
-        return operands.plain_arguments(self.shape.argument_names, self.args, self.kwargs)
+        return {**dict(zip(self.shape.argument_names, self.args, strict=False)), **self.kwargs}
 
     def named(self) -> list[tuple[str, Any]]:
         """List what it worked on by schema name, without what it only writes."""
@@ -101,101 +162,49 @@ class Ran:
         if self.shape.name == "subtract" and "rsub" in str(self.func):
             found.reverse()
         if self.shape.name in OVERWRITING:
-            return [(name, x) for name, x in found if not any(x is w for w in self.written)]
+            return [(name, x) for name, x in found if not any(x is w for w in self.overwritten)]
         if self.shape.name == "batch_norm":
             return operands.without_unread_statistics(found, self.arguments)
         return found
 
-    def wide(self, output: Summary) -> float | None:
-        """Run it again in a wider dtype; give its largest magnitude if that is finite."""
-        if output.nan or self.written:
-            return None
-        return operands.wide(self.func, self.args, self.kwargs)
-
-
-class Place(Protocol):
-    """Say where in the program an operation runs: the watcher does."""
-
-    updating: bool
-
-    def place(self) -> tuple[str | None, int]:
-        """Give the layer path and call that run now."""
-
-    def line(self, frame: FrameType | None = None) -> Source | None:
-        """Find the user's line."""
-
-    def made_by(self, node: Any) -> Made | None:
-        """Find what made a backward node."""
-
-
-class ShownOp(Op):
-    """Show one operation to an observer: what costs something is found out when it is asked for.
-
-    Args:
-        watcher: Who saw it.
-        ran: What ran.
-        out: What it gave.
-        number: Its place in the run.
-        frame: Who called it, while it is shown.
-    """
-
-    def __init__(
-        self, watcher: Place, ran: Ran, out: Any, number: int, frame: FrameType | None
-    ) -> None:
-        node = _node() if ran.backward else None
-        made = None if node is None else watcher.made_by(node)
-        self.number, self._ran, self._out, self._watcher = number, ran, out, watcher
-        self.name = self.kernel = ran.shape.name
-        self.raw, self.written = str(ran.func), bool(ran.written)
-        self.layer, self.call = watcher.place()
-        if ran.native and node is not None:
-            self.name = node_name(node.name()) if made is None else made.name
-            self.raw = f"{node.name()} ({ran.func})"
-        if made is not None:
-            self.layer, self.call, self.forward = made.layer, made.call, made.shown
-        self.phase: Phase = "backward" if ran.backward else "forward"
-        if watcher.updating:
-            self.phase = "optimizer"
-        elif not ran.backward and self.layer is None:
-            self.phase = "loss"
-        self._made, self.frame = made if ran.native else None, frame
-
-    @cached_property
-    def source(self) -> Source | None:
-        """Give the user's line; ask while it is shown."""
-        known = None if self._made is None else self._made.source
-        return known or self._watcher.line(self.frame)
-
     @property
     def inputs(self) -> list[tuple[str, torch.Tensor]]:
         """Give the tensors that it works on, by the names of its schema."""
-        before = self._ran.before
         return [
-            (name, before.get(id(x), x))
-            for name, x in self._ran.named()
+            (name, self.before.get(id(x), x))
+            for name, x in self.named()
             if isinstance(x, torch.Tensor) and (x.is_floating_point() or x.is_complex())
         ]
 
     @property
     def outputs(self) -> list[torch.Tensor]:
         """Give what it made, and what it wrote to."""
-        written = self._ran.written
-        made = [x for x in operands.flat(self._out) if not any(x is w for w in written)]
-        return made + written
+        written = self.overwritten
+        made = [x for x in operands.flat(self.out) if not any(x is w for w in written)]
+        return [*made, *written]
 
     @property
     def params(self) -> dict[str, Any]:
-        """Give its plain arguments."""
-        return operands.params(self._ran.arguments)
+        """Give its plain arguments; of a backward node, those that it saved."""
+        return operands.node_params(self.node) if self.of_node else operands.params(self.arguments)
 
     def replaced(self, instead: Sequence[Any]) -> Any:
         """Give its results with others in their place."""
         new = {id(x): y for x, y in zip(self.outputs, instead, strict=True)}
-        for x in self._ran.written:
+        for x in self.overwritten:
             if new[id(x)] is not x:
                 x.copy_(new[id(x)])
             new[id(x)] = x
-        return tree_map(lambda x: new.get(id(x), x), self._out)
+        return tree_map(lambda x: new.get(id(x), x), self.out)
+
+    @property
+    def wider(self) -> str:
+        """Name the dtype in which the operation would show what did not fit."""
+        tensors = [x for x in self.tensors() if x.dtype.is_floating_point]
+        # bfloat16 ends where float32 does, so only a cast to it shows in float32.
+        narrow = all(x.element_size() <= 2 and x.dtype != torch.bfloat16 for x in tensors)
+        cast = self.kwargs.get("dtype") in (torch.float16, torch.bfloat16)
+        return "float32" if narrow or cast else "float64"
 
     def rerun(
         self, inputs: Mapping[str, Any] | None = None, dtype: str | None = None
@@ -205,5 +214,4 @@ class ShownOp(Op):
         Raises:
             RerunError: If PyTorch has no kernel for it, or it draws random numbers.
         """
-        ran = self._ran
-        return operands.rerun(ran.func, ran.arguments, ran.before, inputs or {}, dtype)
+        return operands.rerun(self.func, self.arguments, self.before, inputs or {}, dtype)

@@ -16,7 +16,7 @@ from anynan._base.threads import busy_threads
 from anynan._calls.collector import collecting
 from anynan._diagnosis.evidence import ReplayError
 from anynan._diagnosis.lineage import Replay, Sink
-from anynan._diagnosis.messages import NOT_PUT_BACK, OPERATION_BLIND
+from anynan._diagnosis.messages import NOT_PUT_BACK
 from anynan._diagnosis.rules.repair import Repair
 from anynan._diagnosis.trials import Attempt
 from anynan._reach import Exhausted
@@ -40,6 +40,7 @@ from anynan.torch.read.tensors import tensors
 from anynan.torch.replay.collectives import Sent, replaying
 from anynan.torch.replay.fix_runner import FixRunner, norm_of
 from anynan.torch.replay.kept import Kept
+from anynan.torch.replay.recorder import StorageRecorder
 from anynan.torch.replay.saving import Catcher
 from anynan.torch.replay.scene import Scene, arrived
 from anynan.torch.replay.seams import Seam
@@ -289,15 +290,16 @@ class Replays:
                 for root in roots:
                     if root.changed():
                         result.notes.append(REPLAY_INPUT_CHANGED())
-                    watcher = self._run(
+                    seen = self._run(
                         root, reading, result, kept, interrupts,
                         whole=root is state.root and state.in_step, together=together,
                         ending=ending, handed=handed, runner=runner,
                     )  # fmt: skip
                     if not result.sinks:
-                        result.records, result.sinks = watcher.records, watcher.sinks
-                    result.passed += watcher.passed
-                    if watcher.sinks and not together:
+                        result.records, result.sinks = seen.records, seen.sinks
+                    result.passed += seen.passed
+                    result.notes += seen.notes
+                    if seen.sinks and not together:
                         break
                 if remade is not None:
                     weights = (p for _, p in self._models.parameters() if p.grad is not None)
@@ -345,20 +347,19 @@ class Replays:
         self, root: RootCall, reading: Reading, result: Replay, kept: Kept,
         interrupts: Interrupts, *, whole: bool, together: bool, ending: bool, handed: bool,
         runner: FixRunner | None,
-    ) -> Watcher:  # fmt: skip
+    ) -> StorageRecorder:  # fmt: skip
         root = replace(root, args=cut(root.args), kwargs=cut(root.kwargs))
-        if not root.random.is_now():
-            root.random.restore()
+        root.random.restore()
         if kept.apart is not None:
             result.notes.append(ANOTHER_THREAD(name=kept.apart))
         elif root.began is not None:
             result.notes += [STATE_MISSED(what=what) for what in root.began.put_back()]
         watcher = Watcher(self.scene.outside(root))
-        watcher.originals = {}
+        watcher.originals, seen = {}, watcher.recorder
         watcher.runner = runner
         saving = collecting.get()
         if not together and runner is None:
-            watcher.stop = functools.partial(_matches, reading, watcher)
+            seen.stop = functools.partial(_matches, reading)
         watcher.within, watcher.called = Replays._run.__code__, root.source()
         with ExitStack() as stack:
             stack.callback(watcher.restore)
@@ -369,14 +370,15 @@ class Replays:
             stack.enter_context(forward_hooks_apart(model for _, model in self._models.living()))
             stack.enter_context(self.scene.layers(watcher, root.calls))
             if saving is not None:
-                watcher.catcher = Catcher(saving)
-                stack.enter_context(watcher.catcher.within(self._models, root))
+                catcher = watcher.catcher = Catcher(saving)
+                seen.offer = catcher.recorded
+                stack.enter_context(catcher.within(self._models, root))
             if handed:
                 _look_behind(root, watcher, reading)
             stack.enter_context(Seam(watcher, leaf=kept.gradient))
             try:
                 if together:
-                    stack.enter_context(Sent(watcher))
+                    stack.enter_context(Sent(seen))
                 with watcher:
                     try:
                         interrupts.begin()
@@ -397,23 +399,16 @@ class Replays:
             except Exception as error:  # noqa: BLE001  the replay may fail as the step did
                 result.raised = error
                 if not ending:
-                    result.notes.append(_stopped(error))
-                elif watcher.taken is not None:
-                    watcher.sinks.append(watcher.taken)
-        if not any(sink.phase == reading.phase for sink in watcher.sinks):
+                    said = f": {str(error).splitlines()[0][:120]}" if str(error) else ""
+                    result.notes.append(REPLAY_STOPPED(where=f"at {type(error).__name__}{said}"))
+                elif seen.taken is not None:
+                    seen.sinks.append(seen.taken)
+        if not any(sink.phase == reading.phase for sink in seen.sinks):
             self.scene.gradients(watcher)
         if runner is not None:
             grads = [p.grad for _, p in self._models.parameters() if p.grad is not None]
             runner.gradient_norm = norm_of(grads)
-        blind = watcher.outside.get(-1)
-        if blind is not None:
-            result.notes.append(OPERATION_BLIND(what="one operation", error=blind[1]))
-        return watcher
-
-
-def _stopped(error: Exception) -> str:
-    line = f": {str(error).splitlines()[0][:120]}" if str(error) else ""
-    return REPLAY_STOPPED(where=f"at {type(error).__name__}{line}")
+        return seen
 
 
 def _gave(state: State, reading: Reading) -> Reading | None:
@@ -434,7 +429,7 @@ def _roots(state: State, reading: Reading) -> list[RootCall]:
     return [root] if root is not None else []
 
 
-def _matches(reading: Reading, watcher: Watcher, sink: Sink) -> bool:
+def _matches(reading: Reading, sink: Sink) -> bool:
     """Stop the replay where the reading went bad, unless only a mask is there."""
     if sink.masks or sink.phase != reading.phase or sink.layer != reading.layer:
         return False
@@ -463,7 +458,7 @@ def _backward(root: RootCall, out: Any, result: Replay, *, together: bool) -> No
             # What arrived at it came from the model's own use of it as well, which runs again:
             # the sum is put in the place of what that use alone gives.
             if grad is not None and not nonfinite(grad):
-                hook_first(x, functools.partial(_instead, grad))
+                hook_first(x, functools.partial(_first, grad))
                 outputs.append(x)
                 gradients.append(torch.zeros_like(x))
             continue
@@ -483,8 +478,7 @@ def _backward(root: RootCall, out: Any, result: Replay, *, together: bool) -> No
         torch.autograd.backward(outputs, gradients)
 
 
-def _instead(known: torch.Tensor, grad: torch.Tensor | None) -> torch.Tensor:
-    """Give the gradient that arrived in the first run."""
+def _first(known: torch.Tensor, _: torch.Tensor | None) -> torch.Tensor:
     return known
 
 

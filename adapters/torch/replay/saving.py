@@ -1,6 +1,6 @@
 """Hand an operation's call over to a bundle, with whole operands, in a second run for it alone."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,7 +16,7 @@ from anynan.torch.call.rootcall import RootCall
 from anynan.torch.private import node_number
 from anynan.torch.read.probes import local
 from anynan.torch.read.tensors import tensors
-from anynan.torch.replay.ran import Made, Ran
+from anynan.torch.replay.ran import Made, Operation, shape_of
 
 _OWN = (torch.layout, torch.memory_format)
 
@@ -30,7 +30,7 @@ class Catcher:
 
     def __init__(self, into: Collector) -> None:
         self._into = into
-        self._forward: dict[int, tuple[Ran, list[Any], dict[str, Any]]] = {}
+        self._forward: dict[int, tuple[Any, list[Any], dict[str, Any]]] = {}
 
     @contextmanager
     def within(self, models: Models, root: RootCall) -> Iterator[None]:
@@ -58,27 +58,27 @@ class Catcher:
             for handle in handles:
                 handle.remove()
 
-    def made(self, number: int, made: Made, ran: Ran) -> None:
+    def made(self, made: Made, op: Operation) -> None:
         """Keep what a forward operation took, if the event is about its gradient."""
         wanted = self._into.wanted
-        if wanted is None or wanted.phase != "backward" or ran.written or ran.backward:
+        if wanted is None or wanted.phase != "backward" or op.overwritten or op.backward:
             return
         if (made.name, made.layer, made.source) == (wanted.name, wanted.layer, wanted.source):
-            args = [_copied(x) for x in ran.args]
-            self._forward[number] = ran, args, {k: _copied(x) for k, x in ran.kwargs.items()}
+            args = [_copied(x) for x in op.args]
+            self._forward[op.seq] = op.func, args, {k: _copied(x) for k, x in op.kwargs.items()}
 
-    def recorded(self, record: OpRecord, ran: Ran, node: Any, incoming: tuple[Any, ...]) -> None:
+    def recorded(self, record: OpRecord, op: Operation) -> None:
         """Take the operation, if it is the one that is wanted."""
         if not self._into.wants(record):
             return
-        known = self._forward.get(node_number(node)) if ran.native and node is not None else None
+        known = self._forward.get(node_number(op.node)) if op.of_node else None
 
         def describe(operands: Operands) -> Call:
             if known is not None:
-                return _gradient(*known, incoming, operands)
-            args = [_before(x, ran) for x in ran.args]
-            kwargs = {name: _before(x, ran) for name, x in ran.kwargs.items()}
-            return _called(ran, args, kwargs, operands)
+                return _gradient(*known, op.incoming, operands)
+            args = [_before(x, op.before) for x in op.args]
+            kwargs = {name: _before(x, op.before) for name, x in op.kwargs.items()}
+            return _called(op.func, args, kwargs, operands)
 
         self._into.take(record, describe, host)
         self._forward.clear()
@@ -95,26 +95,25 @@ def host(x: torch.Tensor) -> HostTensor:
     return HostTensor(name, tuple(x.shape), x.reshape(-1).view(torch.uint8).numpy().tobytes())
 
 
-def _called(ran: Ran, args: list[Any], kwargs: dict[str, Any], operands: Operands) -> Call:
-    names = ran.shape.argument_names
+def _called(func: Any, args: list[Any], kwargs: dict[str, Any], operands: Operands) -> Call:
+    names = shape_of(func).argument_names
 
     def value(name: str, x: Any) -> Any:
         return operands.value(name, x, lambda item: isinstance(item, torch.Tensor), _other)
 
     arguments = [value(names[i], x) for i, x in enumerate(args)]
     keywords = {name: value(name, x) for name, x in kwargs.items()}
-    if ran.func.namespace != "aten":
-        msg = f"{ran.func} is none of PyTorch's own operators"
+    if func.namespace != "aten":
+        msg = f"{func} is none of PyTorch's own operators"
         raise UnwritableError(msg)
-    return Call([Line("result", str(ran.func), arguments, keywords)], "result")
+    return Call([Line("result", str(func), arguments, keywords)], "result")
 
 
 def _gradient(
-    ran: Ran, args: list[Any], kwargs: dict[str, Any], incoming: tuple[Any, ...],
-    operands: Operands,
-) -> Call:  # fmt: skip
+    func: Any, args: list[Any], kwargs: dict[str, Any], incoming: Sequence[Any], operands: Operands
+) -> Call:
     """Describe a gradient: the forward operation, and what arrives at its results."""
-    call = _called(ran, args, kwargs, operands)
+    call = _called(func, args, kwargs, operands)
     of = [name for name, x in operands.arrays.items() if x.requires_grad]
     arrives = [
         operands.ref("grad", x)["tensor"] if isinstance(x, torch.Tensor) else None for x in incoming
@@ -133,11 +132,11 @@ def _copied(value: Any) -> Any:
     return value
 
 
-def _before(value: Any, ran: Ran) -> Any:
+def _before(value: Any, before: Mapping[int, Any]) -> Any:
     """Give an argument as it was before the operation wrote to it."""
     if isinstance(value, list | tuple):
-        return type(value)(_before(item, ran) for item in value)
-    return ran.before.get(id(value), value)
+        return type(value)(_before(item, before) for item in value)
+    return before.get(id(value), value)
 
 
 def _other(value: Any) -> Any:

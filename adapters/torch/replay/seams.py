@@ -67,12 +67,13 @@ class Seam:
         while self._handles:
             self._handles.pop().remove()
 
-    def run(self, real: Callable[..., Any], roots: Any, args: Any, kwargs: Any) -> Any:
+    def run(self, real: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run one backward pass in the watcher's sight."""
+        roots = args[0] if args else kwargs.get("tensors", kwargs.get("outputs"))
         self.before(roots)
         self._look(roots)
         with self.around():
-            return real(roots, *args, **kwargs)
+            return real(*args, **kwargs)
 
     def _look(self, roots: Any) -> None:
         watcher = self.watcher
@@ -113,29 +114,19 @@ def _seam() -> Seam | None:
 
 
 def _install() -> None:
-    _patches.change(torch.autograd, "backward", _backward)
-    _patches.change(torch.autograd, "grad", _grad)
+    _patches.change(torch.autograd, "backward", _through)
+    _patches.change(torch.autograd, "grad", _through)
     _patches.change(torch.amp.GradScaler, "step", _ended)
 
 
-def _backward(real: Callable[..., Any]) -> Callable[..., Any]:
-    def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+def _through(real: Callable[..., Any]) -> Callable[..., Any]:
+    def differentiate(*args: Any, **kwargs: Any) -> Any:
         seam = _seam()
         if seam is None:
-            return real(tensors, *args, **kwargs)
-        return seam.run(real, tensors, args, kwargs)
+            return real(*args, **kwargs)
+        return seam.run(real, args, kwargs)
 
-    return backward
-
-
-def _grad(real: Callable[..., Any]) -> Callable[..., Any]:
-    def grad(outputs: Any, *args: Any, **kwargs: Any) -> Any:
-        seam = _seam()
-        if seam is None:
-            return real(outputs, *args, **kwargs)
-        return seam.run(real, outputs, args, kwargs)
-
-    return grad
+    return differentiate
 
 
 def _ended(real: Callable[..., Any]) -> Callable[..., Any]:

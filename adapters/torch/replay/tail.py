@@ -19,7 +19,6 @@ import torch
 from anynan._base.context import replay_context
 from anynan._base.sources import user_source
 from anynan._diagnosis.lineage import External, Replay
-from anynan._diagnosis.messages import OPERATION_BLIND
 from anynan._diagnosis.rules.repair import Repair
 from anynan._diagnosis.trials import Attempt
 from anynan._readings.readings import Reading
@@ -68,7 +67,7 @@ class TailWatcher(Watcher):
         finally:
             self.busy = False
         for index in self.before if bad else ():
-            self._mark(x, index, fresh=False)
+            self.recorder.mark(x, index, fresh=False)
 
     def line(self, frame: FrameType | None = None) -> Source | None:
         """Give the line of what runs."""
@@ -236,7 +235,7 @@ class Tail:
         known = None if real is None or lost else self.named(real)
         kind, name = known or ("handed" if grad else "unknown", "input")
         if stand.layout is torch.strided and not stand.is_meta:
-            watcher.outside.setdefault(storage_number(stand), (kind, name))
+            watcher.recorder.outside.setdefault(storage_number(stand), (kind, name))
             if kind == "handed":
                 watcher.hand(stand)
         self.outside.append((name, x, stand))
@@ -386,12 +385,13 @@ def _again(
     if tail.empty:
         return None
     watcher = TailWatcher({})
+    seen = watcher.recorder
     if prior is not None:
-        watcher.records = list(prior.records)
+        seen.records = list(prior.records)
         watcher.before = tuple({i for sink in prior.sinks for i in sink.parents})
     watcher.runner = runner
     watcher.within = _run.__code__
-    random, replay = RandomState.now(), Replay()
+    random = RandomState.now()
     hooks = take_saved_tensors_hooks()
     try:
         with ExitStack() as stack:
@@ -405,11 +405,7 @@ def _again(
         give_saved_tensors_hooks(hooks)
         random.restore()
         watcher.forget()
-    replay.records, replay.sinks = watcher.records, watcher.sinks
-    blind = watcher.outside.get(-1)
-    if blind is not None:
-        replay.notes.append(OPERATION_BLIND(what="one operation", error=blind[1]))
-    return replay
+    return Replay(seen.records, seen.sinks, seen.notes)
 
 
 def _run(tail: Tail, watcher: TailWatcher, gradients: list[Any] | None, phase: Phase) -> bool:

@@ -5,82 +5,59 @@ The watcher sits at the dispatcher, so that it sees inside composite functions, 
 is tied to the forward operation that made it by autograd's sequence number.
 """
 
-import math
-import sys
 import threading
-from collections.abc import Callable, Iterable
 from types import CodeType, FrameType
 from typing import Any, Self, cast
 
 import torch
 
 from anynan._base import context
-from anynan._base.sources import is_anynans, user_source
-from anynan._diagnosis.agreement import CheckedPoint
-from anynan._diagnosis.lineage import External, OpRecord, Sink
-from anynan._diagnosis.records import Builder, Given, Origin
+from anynan._base.sources import user_source
+from anynan._diagnosis.lineage import External
 from anynan._trace.op import Observer
 from anynan.events import Source
-from anynan.torch.call.state import StopReplay
-from anynan.torch.private import DispatchMode, StorageWeakRef
+from anynan.torch.private import DispatchMode
 from anynan.torch.private import node as _node
 from anynan.torch.private import sequence as _sequence
 from anynan.torch.private import task as _task
-from anynan.torch.read.probes import local, plain, read_ends, readable
-from anynan.torch.replay import operands
 from anynan.torch.replay.fix_runner import FixRunner
 from anynan.torch.replay.names import MOVING, node_name
-from anynan.torch.replay.ran import OVERWRITING, Made, Ran, Shape, ShownOp, shape_of
+from anynan.torch.replay.ran import Made, Operation, caller, shape_of
+from anynan.torch.replay.recorder import READER, StorageRecorder, storage_of
 from anynan.torch.replay.saving import Catcher
 
-# So many frames may be between an operation and the function that prints a tensor.
-_DEEP = 6
-# Characters of what PyTorch says of an operation that could not be looked at.
-_LONG = 160
 # So many function transforms may be inside of each other.
 _NESTED = 8
-_WRAPPERS = ("torch/_dynamo/eval_frame.py", "torch/_compile.py", "utils/_python_dispatch.py")
 
 
 class Watcher(DispatchMode):
-    """Record operations with bad results while entered.
+    """Show the operations of a run while entered: to its recorder, or to an observer.
 
     Attributes:
-        records: Operations with a bad result, in execution order.
-        sinks: Where bad values arrived.
+        recorder: Makes the records and sinks.
         layers: Stack of (layer path, call) that ``replay`` keeps.
     """
 
-    def __init__(self, outside: dict[int, tuple[External, str]], base: str | None = None) -> None:
+    def __init__(self, outside: dict[int, tuple[External, str]]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.records: list[OpRecord] = []
-        self.sinks: list[Sink] = []
+        self.recorder = StorageRecorder(outside)
         self.layers: list[tuple[str, int]] = []
-        self.outside = outside
-        self.base = base
         self.within: CodeType | None = None
         self.called: Source | None = None
+        # Of the backward node that runs: what came in, and what its operations took apart from
+        # that.
         self.incoming: tuple[Any, ...] = ()
+        self.taken: list[torch.Tensor] = []
         self.consumers: dict[int, list[str]] = {}
-        self.stop: Callable[[Sink], bool] | None = None
         self._made: dict[int, Made] = {}
         self._first = _sequence()
         self._inside: int | None = None
-        self._taken: list[torch.Tensor] = []
         self._own: list[torch.Tensor] = []
-        self._bad: dict[int, tuple[StorageWeakRef, list[int]]] = {}
-        self._uninitialised: dict[int, StorageWeakRef] = {}
-        # Truths and whole numbers that were made of bad values.
-        self._answers: dict[int, tuple[StorageWeakRef, tuple[int, ...]]] = {}
-        # Where the last operation took bad values, or an answer about them.
-        self.taken: Sink | None = None
         self.busy = False
         # Set by a replay: what it overwrites of the user's own tensors, to be put back.
         self.originals: dict[int, tuple[torch.Tensor, Any, Any]] | None = None
         # A replay may itself run inside a backward pass, in a gradient hook.
         self._base_task = _task()
-        # Places that were passed, to be compared with another run.
-        self.passed: list[CheckedPoint] = []
         self._thread = threading.get_ident()
         # Set where operations are repaired.
         self.runner: FixRunner | None = None
@@ -122,53 +99,48 @@ class Watcher(DispatchMode):
             if not backward and self._makes_node(seq):
                 self._remember(shape.name, seq, native=False, frame=None)
             return func(*args, **kwargs)
+        op = Operation(func, shape, args, kwargs, seq, backward=backward)
         # Never into user code: nothing is known of an operation that cannot be looked at.
         try:
-            written = self._written(shape, args, kwargs)
+            op.overwritten = op.writes()
             if self.originals is not None:
-                for x in written:
+                for x in op.overwritten:
                     self._preserve(x, self.originals)
-            before = self._before(shape, args, kwargs, written)
+            op.keep()
         except Exception as error:  # noqa: BLE001
-            self.blind(f"{func}: {error}")
+            self.recorder.tell(f"{func}: {error}")
             return func(*args, **kwargs)
         try:
-            out = func(*args, **kwargs)
+            op.out = func(*args, **kwargs)
         except Exception:
-            self._took(shape.name, args, kwargs, ())
+            self.recorder.take(op, self.place()[0])
             raise
-        if self.runner is not None and shape.name in self.runner.names:
-            out = self._mend(func, shape, args, kwargs, out, written, before, seq, backward)
+        if backward:
+            frame = op.frame = caller()
+            op.native = frame is None or frame.f_code.co_name == "_engine_run_backward"
+        if self.runner is not None and shape.name in self.runner.names and not op.native:
+            self._mend(op, self.runner)
         if self.observer is not None:
-            if func.namespace == "profiler":
-                return out
-            return self._show(func, shape, args, kwargs, out, written, before, seq, backward)
+            if func.namespace != "profiler":
+                self._show(op, self.observer)
+            return op.out
         try:
-            self._look(func, shape, args, kwargs, out, written, before, seq, backward)
+            self._look(op)
         except Exception as error:  # noqa: BLE001
-            self.blind(f"{func}: {error}")
-        return out
+            self.recorder.tell(f"{func}: {error}")
+        return op.out
 
-    def _mend(
-        self, func: Any, shape: Shape, args: Any, kwargs: Any, out: Any, written: list[Any],
-        before: dict[int, torch.Tensor], seq: int, backward: bool,
-    ) -> Any:  # fmt: skip
+    def _mend(self, op: Operation, runner: FixRunner) -> None:
         """Put a repaired operation in the place of what the user's code ran."""
-        frame = _caller() if backward else None
-        if backward and (frame is None or frame.f_code.co_name == "_engine_run_backward"):
-            return out
-        assert self.runner is not None
-        found = self.runner.of(shape.name, self.line(frame), self.place()[0])
-        if not found:
-            return out
-        arguments = operands.plain_arguments(shape.argument_names, args, kwargs)
-        number = seq if self._makes_node(seq) else None
-        return self.runner.mend(found, func, arguments, out, written, before, number)
+        found = runner.of(op.shape.name, self.line(op.frame), self.place()[0])
+        if found:
+            op.out = runner.mend(found, op, op.seq if self._makes_node(op.seq) else None)
 
     def _preserve(self, x: torch.Tensor, originals: dict[int, Any]) -> None:
         """Copy one of the user's own tensors before it is overwritten."""
-        key = _key(x)
-        if key not in originals and self.outside.get(key, ("", ""))[0] in ("parameter", "input"):
+        key = storage_of(x)
+        known = self.recorder.outside.get(key, ("", ""))[0]
+        if key not in originals and known in ("parameter", "input"):
             version = None
             if not x.is_inference():
                 version = torch.autograd._unsafe_preserve_version_counter(x)  # type: ignore[attr-defined]
@@ -184,7 +156,7 @@ class Watcher(DispatchMode):
 
     def forget(self) -> None:
         """Let go of the tensors of the last backward node: the run is over."""
-        self.incoming, self._taken, self._own = (), [], []
+        self.incoming, self.taken, self._own = (), [], []
 
     def mine(self) -> bool:
         """Tell whether what runs now belongs to this run, and not to another thread's."""
@@ -194,114 +166,64 @@ class Watcher(DispatchMode):
         """Tell whether the replay's own backward pass is running."""
         return _task() != self._base_task
 
-    def blind(self, what: str) -> None:
-        """Note an operation that could not be looked at."""
-        self.outside.setdefault(-1, ("unknown", (what.splitlines() or [what])[0][:_LONG]))
+    def _node_of(self, op: Operation) -> Made | None:
+        """Remember an operation for the node it made."""
+        if self._makes_node(op.seq) and (not op.backward or torch.is_grad_enabled()):
+            return self._remember(op.shape.name, op.seq, op.native, op.frame)
+        return None
 
-    def _begin(
-        self, shape: Shape, seq: int, backward: bool
-    ) -> tuple[Made | None, bool, FrameType | None]:
-        """Remember an operation for the node it made; tell whether autograd itself ran it."""
-        frame = _caller() if backward else None
-        native = backward and (frame is None or frame.f_code.co_name == "_engine_run_backward")
-        made = None
-        if self._makes_node(seq) and (not backward or torch.is_grad_enabled()):
-            made = self._remember(shape.name, seq, native, frame)
-        return made, native, frame
-
-    def _show(
-        self, func: Any, shape: Shape, args: Any, kwargs: Any, out: Any, written: list[Any],
-        before: dict[int, torch.Tensor], seq: int, backward: bool,
-    ) -> Any:  # fmt: skip
+    def _show(self, op: Operation, observer: Observer) -> None:
         """Show an operation to the observer, and put in what it gives in the place of results."""
-        assert self.observer is not None
-        made, native, frame = self._begin(shape, seq, backward)
-        ran = Ran(func, shape, args, kwargs, written, before, backward, native, frame)
-        op = ShownOp(self, ran, out, self._shown, frame or _caller())
+        made = self._node_of(op)
+        self._tell(op, self._shown)
         self._shown += 1
         if made is not None:
-            made.shown = op.number
-        instead = self.observer(op)
+            made.number = op.number
+        instead = observer(op)
         op.frame = None  # it holds what the program has there
-        return out if instead is None else op.replaced(instead)
+        if instead is not None:
+            op.out = op.replaced(instead)
 
-    def _look(
-        self, func: Any, shape: Shape, args: Any, kwargs: Any, out: Any, written: list[Any],
-        before: dict[int, torch.Tensor], seq: int, backward: bool,
-    ) -> None:  # fmt: skip
-        made, native, frame = self._begin(shape, seq, backward)
-        results = [x for x in operands.flat(out) if not any(x is w for w in written)] + written
+    def _look(self, op: Operation) -> None:
+        """Show an operation to the recorder, if a result of it is bad."""
+        made = self._node_of(op)
         if made is not None and self.catcher is not None:
-            took = Ran(func, shape, args, kwargs, written, before, backward, native, frame)
-            self.catcher.made(seq, made, took)
-        if native:
-            self._follow(args, kwargs, results)
-        bad = []
-        for x in results:
-            ends = _ends(x)
-            if ends is None:
-                continue
-            if math.isfinite(ends[0]) and math.isfinite(ends[1]):
-                self._clear(x, written)
-            elif shape.name.startswith(("empty", "new_empty")):
-                self._uninitialised[_key(x)] = StorageWeakRef(x.untyped_storage())
-            else:
-                bad.append(x)
-        if self._bad and not backward:
-            self._took(shape.name, args, kwargs, results)
+            self.catcher.made(made, op)
+        if op.native:
+            self._follow(op)
+        bad = self.recorder.bad(op, self.place()[0])
         if not bad:
-            if self._bad and not backward:
-                self._note_hidden(shape.name, args, kwargs)
             return
-        ran = Ran(func, shape, args, kwargs, written, before, backward, native, frame)
-        record = self._record(ran, bad[0])
-        for x in bad:
-            self._mark(x, record.index, fresh=not any(x is w for w in written))
-            label = self.outside.get(_key(x))
-            if label is not None and label[0] == "parameter" and any(x is w for w in written):
-                self.sink(
-                    Sink("parameter", label[1].rpartition(".")[0], label[1], (record.index,),
-                         record.output.kind or "nan" if record.output else "nan")
-                )  # fmt: skip
-        if made is not None and made.record is None:
-            made.record = record.index
+        self._tell(op, len(self.recorder.records))
+        self.recorder.see(op, bad)
+        if made is not None and made.number is None:
+            made.number = op.number
 
-    def _took(self, name: str, args: Any, kwargs: Any, results: Iterable[torch.Tensor]) -> None:
-        """Note what the program takes that is bad, or a truth or a number that came of it.
+    def _tell(self, op: Operation, number: int) -> None:
+        """Find out what an operation is called, and where it belongs."""
+        op.number, op.name, op.raw = number, op.shape.name, str(op.func)
+        op.kernel, op.written, op.line = op.name, bool(op.overwritten), self.line
+        op.frame = op.frame or caller()
+        node = op.node = _node() if op.backward else None
+        made = op.made = None if node is None else self.made_by(node)
+        op.layer, op.call = self.place()
+        if op.native and node is not None:
+            op.of_node = True
+            op.name = node_name(node.name()) if made is None else made.name
+            op.raw = f"{node.name()} ({op.func})"
+            op.incoming, op.taken = self.incoming, self.taken
+            op.feeds = self.consumers.get(node._sequence_nr(), ())
+        if made is not None:
+            op.layer, op.call, op.forward = made.layer, made.call, made.number
+        op.expected = context.expectations() if made is None else made.expected
+        op.phase = "backward" if op.backward else "forward"
+        op.again = op.backward and torch.is_grad_enabled() and bool(self.layers)
+        if self.updating:
+            op.phase = "optimizer"
+        elif not op.backward and op.layer is None:
+            op.phase = "loss"
 
-        An exception right after it may be because of it.
-        """
-        if not self._bad or _prints():
-            return
-        found: list[int] = []
-        for x in operands.flat([*args, *kwargs.values()]):
-            answer = self._answers.get(_key(x))
-            found += self.parents(x) or (() if answer is None else answer[1])
-        self.taken = None
-        if found:
-            output = self.records[found[0]].output
-            kind = (None if output is None else output.kind) or "nan"
-            self.taken = Sink("value", self.place()[0], name, tuple(found), kind)
-            for x in results:
-                if not x.is_floating_point() and not x.is_complex():
-                    key = StorageWeakRef(x.untyped_storage())
-                    self._answers[_key(x)] = key, tuple(found)
-
-    def _note_hidden(self, name: str, args: Any, kwargs: Any) -> None:
-        """Note under which operation the bad values of its operands went out of sight."""
-        todo = [
-            index for x in operands.flat([*args, *kwargs.values()]) for index in self.parents(x)
-        ]
-        seen = set(todo)
-        while todo:
-            record = self.records[todo.pop()]
-            if name not in (record.hidden or ()):
-                record.hidden = (*(record.hidden or ()), name)
-            new = {i for item in record.operands for i in item.parents} - seen
-            seen |= new
-            todo.extend(new)
-
-    def _follow(self, args: Any, kwargs: Any, results: list[torch.Tensor]) -> None:
+    def _follow(self, op: Operation) -> None:
         """Collect what a backward node works on, apart from its gradients and its own results.
 
         Under checkpointing a saved tensor can be unpacked only once, which the node has done.
@@ -309,12 +231,12 @@ class Watcher(DispatchMode):
         node = _node()
         number = None if node is None else node._sequence_nr()
         if number != self._inside:
-            self._inside, self._taken, self._own = number, [], []
-        known = [*self._taken, *self._own, *self.incoming]
-        for x in operands.flat([*args, *kwargs.values()]):
+            self._inside, self.taken, self._own = number, [], []
+        known = [*self.taken, *self._own, *self.incoming]
+        for x in op.tensors():
             if not any(_same(x, y) for y in known):
-                self._taken.append(x)
-        self._own.extend(results)
+                self.taken.append(x)
+        self._own.extend(op.outputs)
 
     def _makes_node(self, seq: int) -> bool:
         """Tell whether the running operation took this number: the last one given out.
@@ -322,21 +244,6 @@ class Watcher(DispatchMode):
         An operation without a gradient takes none, and finds its predecessor's.
         """
         return seq >= self._first and seq not in self._made
-
-    def _written(self, shape: Shape, args: Any, kwargs: Any) -> list[torch.Tensor]:
-        found: list[torch.Tensor] = []
-        for i, name in zip(shape.written, shape.written_names, strict=True):
-            value = args[i] if i < len(args) else kwargs.get(name)
-            found.extend(operands.flat(value))
-        return found
-
-    def _before(
-        self, shape: Shape, args: Any, kwargs: Any, written: list[Any]
-    ) -> dict[int, torch.Tensor]:
-        """Copy what is about to be overwritten: an operand's health is that from before."""
-        if not written or shape.name in OVERWRITING:
-            return {}
-        return {id(x): x.detach().clone() for x in written if plain(x) is not None}
 
     def _remember(self, name: str, seq: int, native: bool, frame: FrameType | None) -> Made:
         node = _node() if native else None
@@ -365,131 +272,12 @@ class Watcher(DispatchMode):
 
     def line(self, frame: FrameType | None = None) -> Source | None:
         """Find the user's line, inside the call that is watched."""
-        frame = frame or _caller()
+        frame = frame or caller()
         return user_source(frame, framework="torch", stop=self.within, fallback=self.called)
 
     def place(self) -> tuple[str | None, int]:
         """Give the layer path and call that run now."""
-        return self.layers[-1] if self.layers else (self.base, 0)
-
-    # Records.
-
-    def _record(self, ran: Ran, out: torch.Tensor) -> OpRecord:
-        node = _node() if ran.backward else None
-        made = None if node is None else self.made_by(node)
-        if not ran.backward:
-            record = self._forward_record(ran)
-        elif ran.native and node is not None:
-            record = self._node_record(ran, node, made)
-        else:
-            record = self._inner_record(ran, made)
-        result = Given("result", out, operands.light(out))
-        named = ran.named()
-        items = operands.given(named, ran.before)
-        # Kept, it would close a cycle around the tensors that are held here.
-        builder = Builder(operands.measure_bad, self._origin, self.blind)
-        look = builder.fresh(record, result, items)
-        if ran.native and node is not None:
-            items = operands.of_node(node, self.incoming, self._taken, items, look=look)
-        builder.describe(
-            record, result, items, look=look,
-            expected=made.expected if made is not None else context.expectations(),
-            wide=ran.wide,
-        )  # fmt: skip
-        if look:
-            operands.add_counts(record, named, ran.arguments)
-        if record.phase != "backward":
-            record.hidden = ()
-        self.records.append(record)
-        if self.catcher is not None:
-            self.catcher.recorded(record, ran, node, self.incoming)
-        return record
-
-    def _forward_record(self, ran: Ran) -> OpRecord:
-        layer, call = self.place()
-        return OpRecord(
-            len(self.records), ran.shape.name, str(ran.func), layer,
-            "loss" if layer is None else "forward", None, source=self.line(),
-            params=operands.params(ran.arguments), call=call,
-        )  # fmt: skip
-
-    def _node_record(self, ran: Ran, node: Any, made: Made | None) -> OpRecord:
-        """Begin the record of what autograd runs: it belongs where its forward operation ran."""
-        if made is None:
-            made = Made(node_name(node.name()), *self.place(), None, None)
-        return OpRecord(
-            len(self.records), made.name, f"{node.name()} ({ran.func})", made.layer, "backward",
-            None, source=made.source or self.line(ran.frame), params=operands.node_params(node),
-            forward=made.record, feeds=tuple(self.consumers.get(node._sequence_nr(), ())),
-            call=made.call,
-        )  # fmt: skip
-
-    def _inner_record(self, ran: Ran, made: Made | None) -> OpRecord:
-        """Begin the record of what the user's own code runs in a backward pass."""
-        layer, call = self.place() if made is None else (made.layer, made.call)
-        # Recomputed under activation checkpointing, it is the forward pass once more.
-        again = torch.is_grad_enabled() and bool(self.layers)
-        return OpRecord(
-            len(self.records), ran.shape.name, str(ran.func), layer,
-            "forward" if again else "backward", None, source=self.line(ran.frame),
-            params=operands.params(ran.arguments), direct=not again, call=call,
-        )  # fmt: skip
-
-    def _origin(self, given: Given, record: OpRecord) -> Origin:
-        """Say who wrote an operand's bad values."""
-        key, name = _key(given.key), given.name.removeprefix(operands.INNER)
-        entry = self._bad.get(key)
-        if entry is not None:
-            return Origin(tuple(entry[1]))
-        if record.name == "constant":  # made of numbers of the host's
-            return Origin((), "constant")
-        if key in self._uninitialised:
-            return Origin((), "uninitialised", name)
-        return Origin((), *self.outside.get(key, ("unknown", name)))
-
-    # Storages.
-
-    def parents(self, x: torch.Tensor) -> tuple[int, ...]:
-        """Give the records that wrote a tensor's bad values."""
-        entry = self._bad.get(_key(x))
-        return () if entry is None else tuple(entry[1])
-
-    def _mark(self, x: torch.Tensor, index: int, *, fresh: bool) -> None:
-        key = _key(x)
-        entry = self._bad.get(key)
-        # A whole write hands on what it read through its own operands.
-        if entry is None or fresh or _whole(x):
-            # The weak reference keeps the key from being reused by another storage.
-            self._bad[key] = (StorageWeakRef(x.untyped_storage()), [index])
-        else:
-            entry[1].append(index)
-        self._uninitialised.pop(key, None)
-
-    def _clear(self, x: torch.Tensor, written: list[Any]) -> None:
-        key = _key(x)
-        if key not in self._bad and key not in self._uninitialised:
-            return
-        if _whole(x) or not any(x is w for w in written):
-            self._bad.pop(key, None)
-            self._uninitialised.pop(key, None)
-
-    def arrived(self, x: torch.Tensor, parents: list[int], label: Any) -> None:
-        """Note what a collective wrote: who made it bad, or where it came from."""
-        key = _key(x)
-        self._uninitialised.pop(key, None)
-        self._bad.pop(key, None)
-        if parents:
-            self._bad[key] = (StorageWeakRef(x.untyped_storage()), parents)
-        elif label is not None:
-            self.outside[key] = label
-
-    # Sinks.
-
-    def sink(self, sink: Sink) -> None:
-        """Note where bad values arrived; ``stop`` may end the replay there."""
-        self.sinks.append(sink)
-        if self.stop is not None and self.stop(sink):
-            raise StopReplay
+        return self.layers[-1] if self.layers else (None, 0)
 
     def check_sink(
         self, phase: Any, layer: str | None, label: str, x: Any, *, call: int | None = None
@@ -507,37 +295,12 @@ class Watcher(DispatchMode):
             return
         self.busy = True
         try:
-            ends = _ends(x)
-            if ends is not None and call is not None:
-                self.passed.append(CheckedPoint(layer, phase, label, call, *ends))
-            if ends is None or (math.isfinite(ends[0]) and math.isfinite(ends[1])):
-                if self.runner is not None and phase == "loss" and ends is not None:
-                    self.runner.losses.append(ends[0])
-                return
-            kind = operands.light(x).kind or "nan"
-            parents = self.parents(x)
+            if self.runner is not None and phase == "loss" and READER.is_finite(x):
+                ends = READER.span(x)
+                self.runner.losses += [] if ends is None else [ends[0]]
+            self.recorder.arrive(phase, layer, label, x, x, call)
         finally:
             self.busy = False
-        self.sink(Sink(phase, layer, label, parents, kind))
-
-
-def _prints() -> bool:
-    """Tell whether a tensor is made into text, as for the message of an exception."""
-    frame: FrameType | None = _caller()
-    for _ in range(_DEEP):
-        if frame is None:
-            return False
-        if frame.f_code.co_filename.endswith("torch/_tensor_str.py"):
-            return True
-        frame = frame.f_back
-    return False
-
-
-def _ends(x: Any) -> tuple[float, float] | None:
-    if x._is_zerotensor():  # a derivative that is 0 everywhere: it has no memory
-        return None
-    values = readable(x)
-    return None if values is None else read_ends(values)
 
 
 def _same(x: torch.Tensor, y: Any) -> bool:
@@ -547,22 +310,3 @@ def _same(x: torch.Tensor, y: Any) -> bool:
         and x.layout == y.layout == torch.strided
         and x.data_ptr() == y.data_ptr()
     )
-
-
-def _whole(x: torch.Tensor) -> bool:
-    return x.numel() * x.element_size() >= x.untyped_storage().nbytes()
-
-
-def _key(x: torch.Tensor) -> int:
-    return int(local(x).untyped_storage()._cdata)
-
-
-def _caller() -> FrameType | None:
-    """Return the frame that called the operation, past the watcher's own frames."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if not (file.endswith(_WRAPPERS) or is_anynans(file)):
-            return frame
-        frame = frame.f_back
-    return None
