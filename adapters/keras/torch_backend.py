@@ -224,21 +224,21 @@ class KerasSession(ModelSession):
         if state.rows is not None:
             self.steps.close(state)
 
-    def enter_root(self, module: Any, path: str, args: Any, kwargs: Any) -> None:
+    def enter_root(self, module: Any, args: Any, kwargs: Any, path: str) -> None:
         """Begin a call of the model; inside a batch, the batch is the root."""
         state = self.threads.state()
         if not state.idle and is_symbolic(args, kwargs):
             state.idle = self._flags.symbolic = True
         elif not state.in_step:
-            super().enter_root(module, path, args, kwargs)
+            super().enter_root(module, args, kwargs, path)
 
-    def exit_root(self, module: Any, output: Any) -> None:
+    def exit_root(self, module: Any, args: Any, output: Any) -> None:
         """End a call of the model."""
         state = self.threads.state()
         if getattr(self._flags, "symbolic", False):
             state.idle = self._flags.symbolic = False
         elif not state.in_step:
-            super().exit_root(module, output)
+            super().exit_root(module, args, output)
 
     def loss(self, value: Any) -> None:
         """Read the loss of a batch."""
@@ -262,7 +262,7 @@ class KerasSession(ModelSession):
         """Update the weights, unless the gradients are bad and that is not wanted."""
         grads, known = list(grads), trainable_variables
         known = optimizer._trainable_variables if known is None else list(known)
-        state = self.threads.owner(self.threads.state())
+        state = self.threads.owner()
         again = functools.partial(run, grads, known)
         if state.in_optimizer:  # what a loss scaler hands on
             self._flags.made = True
@@ -362,7 +362,7 @@ class KerasSession(ModelSession):
         What the failing call itself wrote there explains none of its readings.
         """
         found = super().bad_parameters()
-        root = self.threads.owner(self.threads.state()).root
+        root = self.threads.owner().root
         if not found or root is None or getattr(self.updates.late, "on", False):
             return found
         kept = root.random.kept if isinstance(root.random, Kept) else []

@@ -177,12 +177,7 @@ foreach_div = torch._foreach_div
 
 def storage_number(x: torch.Tensor) -> int:
     """Give the number of a tensor's storage, the same for every view of it."""
-    return storage_of(x.untyped_storage())
-
-
-def storage_of(storage: Any) -> int:
-    """Give the number of a storage."""
-    return int(storage._cdata)
+    return int(x.untyped_storage()._cdata)
 
 
 def raw_values(x: torch.Tensor) -> torch.Tensor:

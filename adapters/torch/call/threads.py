@@ -52,8 +52,9 @@ class Threads:
             self.states.add(state)
         return state
 
-    def owner(self, state: State) -> State:
+    def owner(self, state: State | None = None) -> State:
         """Return the state of the step whose backward pass runs, maybe in a thread of its own."""
+        state = state or self.state()
         if state.rows is None and task() != -1:
             open_ = [other for other in self.states if other.rows is not None]
             for other in open_:

@@ -15,7 +15,7 @@ from anynan._diagnosis.recorder import BaseRecorder
 from anynan._diagnosis.records import Given, Origin
 from anynan.events import Phase
 from anynan.torch.call.state import StopReplay
-from anynan.torch.private import StorageWeakRef
+from anynan.torch.private import StorageWeakRef, storage_number
 from anynan.torch.read.probes import local, nonfinite, on_host, read_ends, readable
 from anynan.torch.replay import operands
 from anynan.torch.replay.ran import Operation, caller
@@ -226,7 +226,7 @@ class StorageRecorder(BaseRecorder):
 
 def storage_of(x: torch.Tensor) -> int:
     """Give the number of what holds a tensor's values."""
-    return int(local(x).untyped_storage()._cdata)
+    return storage_number(local(x))
 
 
 def _note_blind(notes: list[str], what: str) -> None:

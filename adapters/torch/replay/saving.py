@@ -1,6 +1,6 @@
 """Hand an operation's call over to a bundle, with whole operands, in a second run for it alone."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,7 +13,7 @@ from anynan._calls.tensors import HostTensor
 from anynan._diagnosis.lineage import OpRecord
 from anynan.torch.call.models import Models
 from anynan.torch.call.rootcall import RootCall
-from anynan.torch.private import node_number
+from anynan.torch.private import node_number, tree_map
 from anynan.torch.read.probes import local
 from anynan.torch.read.tensors import tensors
 from anynan.torch.replay.ran import Made, Operation, shape_of
@@ -30,7 +30,7 @@ class Catcher:
 
     def __init__(self, into: Collector) -> None:
         self._into = into
-        self._forward: dict[int, tuple[Any, list[Any], dict[str, Any]]] = {}
+        self._forward: dict[int, tuple[Any, Sequence[Any], dict[str, Any]]] = {}
 
     @contextmanager
     def within(self, models: Models, root: RootCall) -> Iterator[None]:
@@ -64,8 +64,7 @@ class Catcher:
         if wanted is None or wanted.phase != "backward" or op.overwritten or op.backward:
             return
         if (made.name, made.layer, made.source) == (wanted.name, wanted.layer, wanted.source):
-            args = [_copied(x) for x in op.args]
-            self._forward[op.seq] = op.func, args, {k: _copied(x) for k, x in op.kwargs.items()}
+            self._forward[op.seq] = op.func, *tree_map(_copied, (op.args, op.kwargs))
 
     def recorded(self, record: OpRecord, op: Operation) -> None:
         """Take the operation, if it is the one that is wanted."""
@@ -76,8 +75,8 @@ class Catcher:
         def describe(operands: Operands) -> Call:
             if known is not None:
                 return _gradient(*known, op.incoming, operands)
-            args = [_before(x, op.before) for x in op.args]
-            kwargs = {name: _before(x, op.before) for name, x in op.kwargs.items()}
+            # Arguments as they were before the operation wrote to them.
+            args, kwargs = tree_map(lambda x: op.before.get(id(x), x), (op.args, op.kwargs))
             return _called(op.func, args, kwargs, operands)
 
         self._into.take(record, describe, host)
@@ -95,7 +94,7 @@ def host(x: torch.Tensor) -> HostTensor:
     return HostTensor(name, tuple(x.shape), x.reshape(-1).view(torch.uint8).numpy().tobytes())
 
 
-def _called(func: Any, args: list[Any], kwargs: dict[str, Any], operands: Operands) -> Call:
+def _called(func: Any, args: Sequence[Any], kwargs: dict[str, Any], operands: Operands) -> Call:
     names = shape_of(func).argument_names
 
     def value(name: str, x: Any) -> Any:
@@ -110,7 +109,11 @@ def _called(func: Any, args: list[Any], kwargs: dict[str, Any], operands: Operan
 
 
 def _gradient(
-    func: Any, args: list[Any], kwargs: dict[str, Any], incoming: Sequence[Any], operands: Operands
+    func: Any,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    incoming: Sequence[Any],
+    operands: Operands,
 ) -> Call:
     """Describe a gradient: the forward operation, and what arrives at its results."""
     call = _called(func, args, kwargs, operands)
@@ -124,19 +127,8 @@ def _gradient(
     return Call(call.lines, call.result, Gradient(of, arrives))
 
 
-def _copied(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.detach().clone().requires_grad_(value.requires_grad)
-    if isinstance(value, list | tuple):
-        return type(value)(_copied(item) for item in value)
-    return value
-
-
-def _before(value: Any, before: Mapping[int, Any]) -> Any:
-    """Give an argument as it was before the operation wrote to it."""
-    if isinstance(value, list | tuple):
-        return type(value)(_before(item, before) for item in value)
-    return before.get(id(value), value)
+def _copied(x: Any) -> Any:
+    return x.detach().clone().requires_grad_(x.requires_grad) if isinstance(x, torch.Tensor) else x
 
 
 def _other(value: Any) -> Any:

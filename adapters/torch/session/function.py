@@ -287,7 +287,7 @@ class FunctionSession(Session):
                     value = torch.tensor(x, dtype=torch.float64, device="cpu")
                     self.steps.flag(state, rows, rows.last, value)
 
-    def enter_root(self, module: Any, path: str, args: Any, kwargs: Any) -> None:
+    def enter_root(self, module: Any, args: Any, kwargs: Any, path: str) -> None:
         """Keep what a model's own call is given: it can be run again where the step can not."""
         state = self.threads.own.state or self.threads.state()
         if self.replays.lock.locked():
@@ -300,7 +300,7 @@ class FunctionSession(Session):
             state.inner = self.note_call(state, module, args, kwargs, values)
             state.inners.append((path, weakref.ref(state.inner)))
 
-    def exit_root(self, module: Any, output: Any) -> None:
+    def exit_root(self, module: Any, args: Any, output: Any) -> None:
         """Leave the step open: it ends when the function returns."""
         state = self.threads.state()
         if self.ranks.rehearsed(state) or state.idle:

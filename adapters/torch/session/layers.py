@@ -1,7 +1,8 @@
 """The hooks on the layers of the watched models."""
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,9 +11,8 @@ from anynan._base.interrupts import whole
 from anynan.torch.call.growth import registered
 from anynan.torch.call.models import Models
 from anynan.torch.messages import COMPILED_LAYERS_ADDED, LAYERS_CHANGED, SCRIPTED
-from anynan.torch.read.paths import inner, remark_slow_paths
-from anynan.torch.session.parts import has_own_loop, parts
-from anynan.torch.step.hooks import ForwardHook, RootEnter, RootExit
+from anynan.torch.read.paths import clean_path, inner, join, remark_slow_paths
+from anynan.torch.step.hooks import ForwardHook, RootHook
 from anynan.torch.step.steps import Steps
 
 
@@ -22,8 +22,8 @@ class Layers:
     Args:
         models: What is watched.
         steps: Where the hooks write to.
-        enter: Called as a root call begins, with the module, its path and its arguments.
-        leave: Called as it ends, with the module and its output.
+        enter: Called as a root call begins, with the module, its arguments and its path.
+        leave: Called as it ends, with the module, its arguments and its output.
 
     Attributes:
         handles: What takes the hooks off.
@@ -34,8 +34,8 @@ class Layers:
         self,
         models: Models,
         steps: Steps,
-        enter: Callable[[Any, str, Any, Any], None],
-        leave: Callable[[Any, Any], None],
+        enter: Callable[..., None],
+        leave: Callable[..., None],
     ) -> None:
         self._models, self._steps = models, steps
         # The hooks hold what they call; a circle here would put off the end of a session.
@@ -70,10 +70,7 @@ class Layers:
         ends = self._steps.options.level == "step"
         # Of a compiled module the outer one: its hooks run outside the graph.
         root = model if ends else inner(model)
-        enter, leave = self._root_hooks(prefix)
-        self.handles.append(
-            enter.on(root.register_forward_pre_hook(enter, with_kwargs=True, prepend=True))
-        )
+        self._hook_entry(root, prefix)
         first: dict[torch.nn.Module, str] = {}
         for path, module in chosen.items():
             first.setdefault(module, path)
@@ -88,7 +85,7 @@ class Layers:
         for module, path in ((root, prefix),) if ends else first.items():
             hook = ForwardHook(self._steps, path, fixed.get(path), self.called_past)
             self.handles.append(hook.on(module.register_forward_hook(hook)))
-        self.handles.append(leave.on(root.register_forward_hook(leave, always_call=True)))
+        self._hook_exit(root)
         models.parts = models.parts or (models.fn is None and has_own_loop(root))
         if models.parts:
             self._hook_parts(prefix, root)
@@ -101,11 +98,8 @@ class Layers:
         """See the calls of what was compiled from a model: the model's own hooks are in a graph."""
         for prefix, known in self._models.living():
             if model in (known, inner(known)):
-                enter, leave = self._root_hooks(prefix)
-                self.handles += [
-                    enter.on(outer.register_forward_pre_hook(enter, with_kwargs=True)),
-                    leave.on(outer.register_forward_hook(leave, always_call=True)),
-                ]
+                self._hook_entry(outer, prefix, first=False)
+                self._hook_exit(outer)
 
     @whole
     def follow(self) -> bool:
@@ -142,17 +136,36 @@ class Layers:
         """Take a call of each part of a model for a call of the model: something to run again."""
         ends = self._steps.options.level == "step"
         for path, part in parts(prefix, model):
-            enter, leave = self._root_hooks(path)
-            self.handles.append(
-                enter.on(part.register_forward_pre_hook(enter, with_kwargs=True, prepend=True))
-            )
+            self._hook_entry(part, path)
             if ends:
                 hook = ForwardHook(self._steps, path, None, self.called_past)
                 self.handles.append(hook.on(part.register_forward_hook(hook)))
-            self.handles.append(leave.on(part.register_forward_hook(leave, always_call=True)))
+            self._hook_exit(part)
 
-    def _root_hooks(self, path: str) -> tuple[RootEnter, RootExit]:
-        enter, leave = self._enter(), self._leave()
+    def _hook_entry(self, module: torch.nn.Module, path: str, *, first: bool = True) -> None:
+        enter = self._enter()
         assert enter is not None  # the hooks that are there keep it
+        hook = RootHook(partial(enter, path=path))
+        handle = module.register_forward_pre_hook(hook, with_kwargs=True, prepend=first)
+        self.handles.append(hook.on(handle))
+
+    def _hook_exit(self, module: torch.nn.Module) -> None:
+        leave = self._leave()
         assert leave is not None
-        return RootEnter(path, enter), RootExit(leave)
+        hook = RootHook(leave)
+        self.handles.append(hook.on(module.register_forward_hook(hook, always_call=True)))
+
+
+def has_own_loop(model: torch.nn.Module) -> bool:
+    """Tell whether a trainer calls a method of the model instead of the model, as Lightning's."""
+    return callable(getattr(model, "training_step", None))
+
+
+def parts(prefix: str, model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+    """Walk the parts that such a loop may call, with their paths."""
+    for name, child in model.named_children():
+        path = join(prefix, clean_path(name, model))
+        if type(child).forward is torch.nn.Module.forward:  # a list or a dict of modules
+            yield from parts(path, child)
+        else:
+            yield path, child

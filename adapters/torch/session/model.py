@@ -63,7 +63,7 @@ class ModelSession(Session):
         self._joined.add(module)
         self.layers.hook(name, module)
 
-    def enter_root(self, module: Any, path: str, args: Any, kwargs: Any) -> None:
+    def enter_root(self, module: Any, args: Any, kwargs: Any, path: str) -> None:
         """Begin a root call: end the step before it if that is over, read the inputs."""
         state = self.threads.own.state or self.threads.state()
         if self.replays.lock.locked():
@@ -99,7 +99,7 @@ class ModelSession(Session):
             return True
         return not self.optimizers.exist()
 
-    def exit_root(self, module: Any, output: Any) -> None:
+    def exit_root(self, module: Any, args: Any, output: Any) -> None:
         """End a root call; without gradients it is a whole step."""
         state = self.threads.own.state or self.threads.state()
         if self.ranks.rehearsed(state) or state.idle:

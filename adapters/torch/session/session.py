@@ -147,11 +147,11 @@ class Session(BaseAdapter):
 
     # Root calls.
 
-    def enter_root(self, module: Any, path: str, args: Any, kwargs: Any) -> None:
+    def enter_root(self, module: Any, args: Any, kwargs: Any, path: str) -> None:
         """Begin a root call of a tracked model."""
         raise NotImplementedError
 
-    def exit_root(self, module: Any, output: Any) -> None:
+    def exit_root(self, module: Any, args: Any, output: Any) -> None:
         """End a root call of a tracked model."""
         raise NotImplementedError
 
@@ -235,7 +235,7 @@ class Session(BaseAdapter):
 
     def bad_parameters(self) -> list[BadParameter]:
         """List weights with a NaN or an Inf, and buffers that were so when the call began."""
-        return self.weights.bad(read=True, root=self.threads.owner(self.threads.state()).root)
+        return self.weights.bad(read=True, root=self.threads.owner().root)
 
     def is_bad(self, item: BadParameter) -> bool:
         """Look at one weight or buffer."""
@@ -271,7 +271,7 @@ class Session(BaseAdapter):
         if self._gone:
             raise ReplayError(MODEL_GONE())
         self.ranks.replayed()
-        return self.replays.run(self.threads.owner(self.threads.state()), reading)
+        return self.replays.run(self.threads.owner(), reading)
 
     def escalation(self) -> Escalation:
         """Watch every operation of the next steps."""
@@ -281,7 +281,7 @@ class Session(BaseAdapter):
         """Run a model's own call inside the failing step again."""
         if self._gone:
             return None
-        return self.replays.run_inner(self.threads.owner(self.threads.state()), reading)
+        return self.replays.run_inner(self.threads.owner(), reading)
 
     def capture(self, reading: Reading, into: Collector) -> None:
         """Run the failing call again for a bundle, with the weights of its layer."""
@@ -296,7 +296,7 @@ class Session(BaseAdapter):
         rank = self.rank()
         if self._gone or (rank is not None and torch.distributed.get_world_size() > 1):
             return None
-        return self.replays.attempt(self.threads.owner(self.threads.state()), reading, repairs)
+        return self.replays.attempt(self.threads.owner(), reading, repairs)
 
 
 tracked: "weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[Session]]"

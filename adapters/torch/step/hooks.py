@@ -88,7 +88,7 @@ class WeightHook(Hook):
     def __call__(self, grad: Any) -> None:
         """Write the reading of this gradient."""
         steps = self.steps()
-        state = None if steps is None else steps.threads.owner(steps.threads.state())
+        state = None if steps is None else steps.threads.owner()
         # What is scaled may overflow, and somebody else divides it again.
         if steps is None or state is None or state.idle or not state.depth or in_use(state.scales):
             return
@@ -293,35 +293,25 @@ class ForwardHook(Hook):
         return pair
 
 
-class RootEnter(Hook):
-    """Begin a root call: step boundary, what a replay needs, the batch."""
+class RootHook(Hook):
+    """Tell the session that a root call begins, or that it ends, also when it raised.
 
-    __slots__ = ("enter", "path")
+    Args:
+        tell: Called with the module and what the hook is given.
+    """
 
-    def __init__(self, path: str, enter: Callable[[Any, str, Any, Any], None]) -> None:
-        self.path, self.enter = path, enter
+    __slots__ = ("tell",)
 
-    def __call__(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+    def __init__(self, tell: Callable[..., None]) -> None:
+        self.tell = tell
+
+    def __call__(self, module: torch.nn.Module, *given: Any) -> None:
         """Hand over to the session."""
         if not (_is_dynamo() or _is_traced() or capturing()):
-            self.enter(module, self.path, args, kwargs)
-
-
-class RootExit(Hook):
-    """End a root call, also when it raised."""
-
-    __slots__ = ("leave",)
-
-    def __init__(self, leave: Callable[[Any, Any], None]) -> None:
-        self.leave = leave
-
-    def __call__(self, module: torch.nn.Module, args: Any, output: Any) -> None:
-        """Hand over to the session."""
-        if not (_is_dynamo() or _is_traced() or capturing()):
-            self.leave(module, output)
+            self.tell(module, *given)
 
 
 run_outside(
-    ForwardHook.__call__, GradHook.__call__, KeepGradHook.__call__, RootEnter.__call__,
-    RootExit.__call__, WeightHook.__call__,
+    ForwardHook.__call__, GradHook.__call__, KeepGradHook.__call__, RootHook.__call__,
+    WeightHook.__call__,
 )  # fmt: skip

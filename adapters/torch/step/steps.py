@@ -11,7 +11,7 @@ from anynan._readings.readings import Site
 from anynan._readings.step import Step
 from anynan._steps.tracked import Tracked
 from anynan.errors import AnomalyError
-from anynan.torch.call.state import State
+from anynan.torch.call.state import State, Watching
 from anynan.torch.call.threads import Threads
 from anynan.torch.distributed.ranks import Ranks
 from anynan.torch.graphs.fixed import Board
@@ -302,11 +302,7 @@ class Steps:
         was_idle, state.idle = state.idle, True
         try:
             if state.operations is not None:
-                seen = state.operations.finish()
-                state.operations = None  # only now: an interrupt may come at any line
-                if rows is not None:
-                    state.slots.read()
-                    self.tracker.judge.operations(rows, seen)
+                self._end_watching(state, state.operations, rows)
             if rows is not None:
                 state.ended.append(rows)
                 every = self.options.read
@@ -365,8 +361,12 @@ class Steps:
         """
         for state in list(self.threads.states):
             if state.operations is not None:
-                seen = state.operations.finish()
-                state.operations = None
-                if state.rows is not None and judge:
-                    state.slots.read()
-                    self.tracker.judge.operations(state.rows, seen)
+                self._end_watching(state, state.operations, state.rows if judge else None)
+
+    def _end_watching(self, state: State, operations: Watching, rows: Step | None) -> None:
+        """End a thread's watcher of operations; what it saw is judged with the rows, if given."""
+        seen = operations.finish()
+        state.operations = None  # only now: an interrupt may come at any line
+        if rows is not None:
+            state.slots.read()
+            self.tracker.judge.operations(rows, seen)

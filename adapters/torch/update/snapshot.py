@@ -21,7 +21,7 @@ from anynan.torch.call.discovery import (
     find_weights,
 )  # fmt: skip
 from anynan.torch.call.randomstate import RandomState
-from anynan.torch.private import set_version, storage_of, version
+from anynan.torch.private import set_version, storage_number, version
 from anynan.torch.update.updates import watching
 
 
@@ -164,7 +164,7 @@ class Snapshot:
             self._restores.append(functools.partial(x.data.copy_, whole))
         else:
             storage = inner.untyped_storage()
-            number = storage_of(storage)
+            number = storage_number(inner)
             if number not in self._storages:
                 self._storages.add(number)
                 self._restores.append(functools.partial(storage.copy_, storage.clone()))

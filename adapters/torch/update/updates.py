@@ -78,8 +78,7 @@ class Updates:
 
     def before(self, optimizer: torch.optim.Optimizer) -> None:
         """Read gradients and the step so far: weights never take a bad step."""
-        threads = self.steps.threads
-        state = threads.owner(threads.state())
+        state = self.steps.threads.owner()
         if state.replaying:
             self._end_replay(state, optimizer)
             return
@@ -191,8 +190,7 @@ class Updates:
 
     def skipped(self, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler) -> None:
         """Read the gradients for which a scaler skips an update, if none was seen bad so far."""
-        threads = self.steps.threads
-        state = threads.owner(threads.state())
+        state = self.steps.threads.owner()
         held = self.optimizers.held(optimizer)
         rows = state.rows
         if state.replaying or state.idle or not held.parameters or rows is None:
@@ -208,8 +206,7 @@ class Updates:
 
     def after(self, optimizer: torch.optim.Optimizer) -> None:
         """Note the update; a tracked model's step ends here."""
-        threads = self.steps.threads
-        state = threads.owner(threads.state())
+        state = self.steps.threads.owner()
         if state.idle or not self.optimizers.held(optimizer).parameters:
             return
         state.in_optimizer = False
