@@ -373,7 +373,7 @@ PRIVATE = re.compile(
 MAY_NAME = {
     "read/probes.py": {"._current_level"},  # read for every reading, where a call would cost
     "step/hooks.py": {"._is_compiling_flag"},
-    "replay/ran.py": {"._schema"},
+    "replay/operands.py": {"._schema"},
     "replay/watcher.py": {
         "._sequence_nr",
         "torch.autograd._unsafe_preserve_version_counter",

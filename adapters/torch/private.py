@@ -3,7 +3,7 @@
 Plain names stand for PyTorch's own functions, without a call in between, since hooks call them
 for every reading. Two values are read where they are needed for that reason, too:
 ``forward_ad._current_level`` in ``read/probes.py`` and the two flags of ``compiler`` in
-``step/hooks.py``. ``watcher.py``, ``recorder.py``, ``operands.py`` and ``ran.py`` of ``replay/``
+``step/hooks.py``. ``watcher.py`` and ``operands.py`` of ``replay/``
 read what nodes, storages and operators hold: ``_sequence_nr``, ``_saved_*``, ``_cdata``,
 ``_schema`` and ``_unsafe_preserve_version_counter``.
 """

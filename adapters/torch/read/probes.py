@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -323,23 +324,6 @@ def bad_rows(x: Any) -> tuple[int, ...]:
     return tuple(bad.reshape(local.shape[0], -1).any(1).nonzero()[:, 0].tolist())
 
 
-class Reader:
-    """Let ``anynan.check`` and ``anynan.summarize`` read tensors natively."""
-
-    def owns(self, x: Any) -> bool:
-        """Tell whether this is a tensor."""
-        return isinstance(x, torch.Tensor)
-
-    def probe(self, x: Any) -> tuple[float, float] | None:
-        """Give both ends of a tensor, None if it holds nothing that could be bad."""
-        values = plain(_unwrap(x) if x.is_nested else x)
-        return None if values is None else read_ends(values)
-
-    def summarize(self, x: Any) -> Summary:
-        """Summarise a tensor, of a sparse one the stored elements."""
-        return measure(x) if x.layout is _strided and not x.is_nested else describe(x)
-
-
 def _wide(x: torch.Tensor) -> torch.Tensor:
     return x if x.dtype in NATIVE else x.to(torch.float32)
 
@@ -356,3 +340,69 @@ EXTRA: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
         / math.sqrt(x.numel())
     ),
 }
+
+
+def light(x: torch.Tensor) -> Summary:
+    """Summarise by flags only: which kinds are there, not how many."""
+    values = plain(x)
+    shape, dtype = tuple(x.shape), str(x.dtype).removeprefix("torch.")
+    if values is None:
+        return Summary(shape, dtype, str(x.device), int(x.numel()))
+    low, high = read_ends(values)
+    return Summary(
+        shape, dtype, str(x.device), int(x.numel()),
+        nan=int(low != low),
+        posinf=int(high == math.inf),
+        neginf=int(low == -math.inf),
+        min=low if math.isfinite(low) else None,
+        max=high if math.isfinite(high) else None,
+        absmax=max(abs(low), abs(high)) if math.isfinite(low) and math.isfinite(high) else None,
+    )  # fmt: skip
+
+
+def measure_bad(x: torch.Tensor) -> Summary:
+    """Summarise a bad result, and point at its first NaN where it holds an Inf before that."""
+    summary = measure(x)
+    values = plain(x)
+    mixed = summary.nan and summary.posinf + summary.neginf
+    if not mixed or values is None or values.shape != x.shape:
+        return summary
+    at = int(values.isnan().reshape(-1).to(torch.uint8).argmax())
+    first = np.unravel_index(at, values.shape)
+    return replace(summary, first_bad=tuple(int(i) for i in first))
+
+
+class Reader:
+    """Read tensors natively: for ``anynan.check`` and ``summarize``, and for records."""
+
+    measure = staticmethod(measure_bad)
+    light = staticmethod(light)
+    on_host = staticmethod(on_host)
+
+    def owns(self, x: Any) -> bool:
+        """Tell whether this is a tensor."""
+        return isinstance(x, torch.Tensor)
+
+    def probe(self, x: Any) -> tuple[float, float] | None:
+        """Give both ends of a tensor, None if it holds nothing that could be bad."""
+        values = plain(_unwrap(x) if x.is_nested else x)
+        return None if values is None else read_ends(values)
+
+    def summarize(self, x: Any) -> Summary:
+        """Summarise a tensor, of a sparse one the stored elements."""
+        return measure(x) if x.layout is _strided and not x.is_nested else describe(x)
+
+    def is_finite(self, x: torch.Tensor, /) -> bool:
+        """Tell whether a tensor holds neither NaN nor Inf."""
+        span = self.span(x)
+        return span is None or (math.isfinite(span[0]) and math.isfinite(span[1]))
+
+    def span(self, x: torch.Tensor, /) -> tuple[float, float] | None:
+        """Give the smallest and the largest value; None where there is none."""
+        if x._is_zerotensor():  # a derivative that is 0 everywhere: it has no memory
+            return None
+        values = readable(x)
+        return None if values is None else read_ends(values)
+
+
+READER = Reader()

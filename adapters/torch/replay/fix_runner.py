@@ -12,8 +12,7 @@ from anynan._diagnosis.rules import repair as repairs
 from anynan._diagnosis.rules.repair import BaseFixRunner, Repair, RepairError, around
 from anynan.torch.private import arguments_of, functional, node_number
 from anynan.torch.read.probes import bring
-from anynan.torch.replay.operands import flat
-from anynan.torch.replay.ran import Operation
+from anynan.torch.replay.operands import Operation, flat
 
 _grad = torch.autograd.grad  # as it is while nothing stands before it
 _TENSORS = ("Tensor", "Optional[Tensor]")

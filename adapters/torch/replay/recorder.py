@@ -2,12 +2,15 @@
 
 import functools
 import math
+import sys
 from collections.abc import Callable, Iterable
+from types import FrameType
 from typing import Any
 
 import numpy as np
 import torch
 
+from anynan._base.sources import is_anynans
 from anynan._base.summary import Summary
 from anynan._diagnosis.lineage import External, OpRecord, Sink
 from anynan._diagnosis.messages import OPERATION_BLIND
@@ -16,37 +19,15 @@ from anynan._diagnosis.records import Given, Origin
 from anynan.events import Phase
 from anynan.torch.call.state import StopReplay
 from anynan.torch.private import StorageWeakRef, storage_number
-from anynan.torch.read.probes import local, nonfinite, on_host, read_ends, readable
+from anynan.torch.read.probes import READER, local, nonfinite
 from anynan.torch.replay import operands
-from anynan.torch.replay.ran import Operation, caller
+from anynan.torch.replay.operands import Operation
 
 # Characters of what PyTorch says of an operation that could not be looked at.
 _LONG = 160
+_WRAPPERS = ("torch/_dynamo/eval_frame.py", "torch/_compile.py", "utils/_python_dispatch.py")
 # So many frames may be between an operation and the function that prints a tensor.
 _DEEP = 6
-
-
-class Reader:
-    """Read tensors now."""
-
-    measure = staticmethod(operands.measure_bad)
-    light = staticmethod(operands.light)
-    on_host = staticmethod(on_host)
-
-    def is_finite(self, x: torch.Tensor, /) -> bool:
-        """Tell whether a tensor holds neither NaN nor Inf."""
-        span = self.span(x)
-        return span is None or (math.isfinite(span[0]) and math.isfinite(span[1]))
-
-    def span(self, x: torch.Tensor, /) -> tuple[float, float] | None:
-        """Give the smallest and the largest value; None where there is none."""
-        if x._is_zerotensor():  # a derivative that is 0 everywhere: it has no memory
-            return None
-        values = readable(x)
-        return None if values is None else read_ends(values)
-
-
-READER = Reader()
 
 
 class StorageRecorder(BaseRecorder):
@@ -233,6 +214,17 @@ def _note_blind(notes: list[str], what: str) -> None:
     if not notes:
         error = (what.splitlines() or [what])[0][:_LONG]
         notes.append(OPERATION_BLIND(what="one operation", error=error))
+
+
+def caller() -> FrameType | None:
+    """Return the frame that called the operation, past the watcher's own frames."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not (file.endswith(_WRAPPERS) or is_anynans(file)):
+            return frame
+        frame = frame.f_back
+    return None
 
 
 def _prints() -> bool:

@@ -16,7 +16,7 @@ from anynan.torch.call.rootcall import RootCall
 from anynan.torch.private import node_number, tree_map
 from anynan.torch.read.probes import local
 from anynan.torch.read.tensors import tensors
-from anynan.torch.replay.ran import Made, Operation, shape_of
+from anynan.torch.replay.operands import Made, Operation, shape_of
 
 _OWN = (torch.layout, torch.memory_format)
 

@@ -20,10 +20,11 @@ from anynan.torch.private import DispatchMode
 from anynan.torch.private import node as _node
 from anynan.torch.private import sequence as _sequence
 from anynan.torch.private import task as _task
+from anynan.torch.read.probes import READER
 from anynan.torch.replay.fix_runner import FixRunner
 from anynan.torch.replay.names import MOVING, node_name
-from anynan.torch.replay.ran import Made, Operation, caller, shape_of
-from anynan.torch.replay.recorder import READER, StorageRecorder, storage_of
+from anynan.torch.replay.operands import Made, Operation, shape_of
+from anynan.torch.replay.recorder import StorageRecorder, caller, storage_of
 from anynan.torch.replay.saving import Catcher
 
 # So many function transforms may be inside of each other.
