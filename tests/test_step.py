@@ -12,7 +12,7 @@ FILES = [ROOT / "tests" / "fake_adapter.py", *sorted((ROOT / "adapters").rglob("
 FIELDS = set(Step.__slots__) - {"__weakref__"}
 # What has a field of the same name, and is no step.
 OTHERS = {
-    "_local", "block", "call", "part", "record", "recorder", "second", "self",
+    "_local", "block", "call", "made", "op", "part", "record", "recorder", "second", "self",
     "self._note(context, root)", "self._traces.of(graph)", "start", "state", "tape", "watch",
 }  # fmt: skip
 CHANGING = {
