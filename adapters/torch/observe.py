@@ -96,7 +96,8 @@ class Sight:
             kwargs: By name.
             notes: Where to say what could not be put back.
         """
-        self._find(args, dict(kwargs))
+        found = named_models(self.fn, args, kwargs)
+        self.models.refs = [(name, weakref.ref(model)) for name, model in found.items()]
         given = [(f"args[{i}]", x) for i, x in enumerate(args)] + list(kwargs.items())
         self._reached.begin(self.models, given)
         if self._objects is None:  # the search looks at the whole heap
@@ -153,10 +154,6 @@ class Sight:
         finally:
             watcher.forget()
             watcher.observer = None
-
-    def _find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        models = named_models(self.fn, args, kwargs)
-        self.models.refs = [(name, weakref.ref(model)) for name, model in models.items()]
 
 
 def observe(

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from anynan._diagnosis.lineage import OpRecord
-from anynan._diagnosis.records import SOFTMAX, Given, before, makers
+from anynan._diagnosis.records import Given, before, makers
 from anynan._trace.op import Op, RerunError
 from anynan.errors import reason
 from anynan.events import Source
@@ -46,14 +46,6 @@ def flat(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, list | tuple):
         for item in value:
             yield from flat(item)
-
-
-def without_unread_statistics(
-    named: list[tuple[str, Any]], arguments: dict[str, Any]
-) -> list[tuple[str, Any]]:
-    """Leave out running statistics that a batch normalisation writes and does not read."""
-    training = arguments.get("training", arguments.get("train", "momentum" in arguments))
-    return [(name, x) for name, x in named if not (training and name.startswith("running_"))]
 
 
 def named(arguments: dict[str, Any]) -> list[tuple[str, Any]]:
@@ -180,17 +172,7 @@ def _saved(node: Any) -> tuple[list[tuple[str, torch.Tensor]], list[str]]:
     return [(name, x) for name, x in tensors if plain(x) is not None], locked
 
 
-def add_counts(record: OpRecord, named: list[tuple[str, Any]], arguments: dict[str, Any]) -> None:
-    """Count what a cause rule asks of a softmax and of a loss over classes."""
-    if record.name in SOFTMAX:
-        _add_masked_rows(record, named)
-    elif record.name == "nll_loss" and record.phase != "backward":
-        _add_ignored(record, arguments)
-    elif record.name == "ctc_loss":
-        _add_alignment(record, arguments)
-
-
-def _add_masked_rows(record: OpRecord, named: list[tuple[str, Any]]) -> None:
+def add_masked_rows(record: OpRecord, named: list[tuple[str, Any]]) -> None:
     """Count the rows of a softmax that are -Inf throughout."""
     dim = record.params.get("dim")
     for _, x in named:
@@ -201,14 +183,14 @@ def _add_masked_rows(record: OpRecord, named: list[tuple[str, Any]]) -> None:
             return
 
 
-def _add_ignored(record: OpRecord, arguments: dict[str, Any]) -> None:
+def add_ignored(record: OpRecord, arguments: dict[str, Any]) -> None:
     """Count the targets of a loss, where every one of them is ignored."""
     target, index = arguments.get("target"), arguments.get("ignore_index")
     if isinstance(target, torch.Tensor) and isinstance(index, int) and (target == index).all():
         record.params.update(ignored=target.numel(), ignore_index=index)
 
 
-def _add_alignment(record: OpRecord, arguments: dict[str, Any]) -> None:
+def add_alignment(record: OpRecord, arguments: dict[str, Any]) -> None:
     """Find the first target of a CTC loss that is longer than its input."""
     lengths = [arguments.get(name) for name in ("input_lengths", "target_lengths")]
     frames, sizes = ([int(x) for x in given] if given is not None else [] for given in lengths)
@@ -404,13 +386,15 @@ class Operation(Op):
 
     def named(self) -> list[tuple[str, Any]]:
         """List what it worked on by schema name, without what it only writes."""
-        found = named(self.arguments)
+        arguments = self.arguments
+        found = named(arguments)
         if self.shape.name == "subtract" and "rsub" in str(self.func):
             found.reverse()
         if self.shape.name in OVERWRITING:
             return [(name, x) for name, x in found if not any(x is w for w in self.overwritten)]
-        if self.shape.name == "batch_norm":
-            return without_unread_statistics(found, self.arguments)
+        trains = arguments.get("training", arguments.get("train", "momentum" in arguments))
+        if self.shape.name == "batch_norm" and trains:  # its running statistics are not read
+            return [(name, x) for name, x in found if not name.startswith("running_")]
         return found
 
     @property

@@ -15,7 +15,7 @@ from anynan._base.summary import Summary
 from anynan._diagnosis.lineage import External, OpRecord, Sink
 from anynan._diagnosis.messages import OPERATION_BLIND
 from anynan._diagnosis.recorder import BaseRecorder
-from anynan._diagnosis.records import Given, Origin
+from anynan._diagnosis.records import SOFTMAX, Given, Origin
 from anynan.events import Phase
 from anynan.torch.call.state import StopReplay
 from anynan.torch.private import StorageWeakRef, storage_number
@@ -152,7 +152,12 @@ class StorageRecorder(BaseRecorder):
         return np.array(spans)
 
     def _count(self, op: Operation, record: OpRecord) -> None:
-        operands.add_counts(record, op.named(), op.arguments)
+        if record.name in SOFTMAX:
+            operands.add_masked_rows(record, op.named())
+        elif record.name == "nll_loss" and record.phase != "backward":
+            operands.add_ignored(record, op.arguments)
+        elif record.name == "ctc_loss":
+            operands.add_alignment(record, op.arguments)
 
     def _origin(self, given: Given, record: OpRecord) -> Origin:
         key, name = storage_of(given.key), given.name.removeprefix(operands.INNER)

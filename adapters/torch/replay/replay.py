@@ -101,17 +101,14 @@ class Replays:
         if reading.phase == "loss" and not state.in_step:
             return self._before_loss(state, reading)
         roots = _roots(state, reading)
-        if not roots and self._graphs.ran():
+        if not roots:
             msg = (
                 "the model's own call is part of the compiled code, so there is no call to run "
                 "again: track what torch.compile returned, or the step function, and the "
                 "operation is named"
-            )
-            raise ReplayError(msg)
-        if not roots:
-            msg = (
-                "the layer was called past the model (not through the tracked model's own call), "
-                "so there is no call to run again: the report names no operation"
+                if self._graphs.ran()
+                else "the layer was called past the model (not through the tracked model's own "
+                "call), so there is no call to run again: the report names no operation"
             )
             raise ReplayError(msg)
         if any(root.fn is None for root in roots):

@@ -29,11 +29,6 @@ _is_dynamo = torch.compiler.is_dynamo_compiling
 _expectations = context._expected.get
 
 
-def _is_traced() -> bool:
-    """Tell whether a graph is made here by other means than Dynamo's."""
-    return bool(_compiler._is_compiling_flag) or is_tracing() or mode(PROXY) is not None
-
-
 class GradHook(Hook):
     """Read the gradient that arrives at one output. It must never hold that output."""
 
@@ -307,7 +302,9 @@ class RootHook(Hook):
 
     def __call__(self, module: torch.nn.Module, *given: Any) -> None:
         """Hand over to the session."""
-        if not (_is_dynamo() or _is_traced() or capturing()):
+        if _is_dynamo() or _compiler._is_compiling_flag or is_tracing() or mode(PROXY) is not None:
+            return
+        if not capturing():
             self.tell(module, *given)
 
 
