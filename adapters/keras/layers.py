@@ -82,7 +82,7 @@ def weights_of(layers: dict[str, Any]) -> list[Weight]:
     names: set[str] = set()
     seen: set[int] = set()
     for path, layer in layers.items():
-        for local, variable in _variables(layer):
+        for local, variable in variables_of(layer):
             if id(variable) in seen:
                 continue
             seen.add(id(variable))
@@ -125,7 +125,7 @@ def _children(layer: Any) -> list[Any]:
     return list(found) if isinstance(found, list | tuple) else list(getattr(layer, "layers", ()))
 
 
-def _variables(layer: Any) -> Iterator[tuple[str, Any]]:
+def variables_of(layer: Any) -> Iterator[tuple[str, Any]]:
     """Walk the variables that a layer holds itself, not its sublayers."""
     for kind in ("_trainable_variables", "_non_trainable_variables"):
         for variable in getattr(layer, kind, ()):

@@ -171,13 +171,10 @@ class Weights:
 
 def own_variables(layer: Any) -> list[tuple[str, Any]]:
     """List the variables that a layer holds itself, not its sublayers."""
-    lists = [
-        getattr(layer, name, None) for name in ("_trainable_variables", "_non_trainable_variables")
-    ]
-    if all(isinstance(item, list) for item in lists):
-        found = [(v.name, v) for item in lists if item is not None for v in item]
-        seeds = getattr(layer, "_seed_generators", None) or ()
-        return found + [(f"{seed.name}.state", seed.state) for seed in seeds]
+    if isinstance(getattr(layer, "_trainable_variables", None), list):
+        from anynan.keras.layers import variables_of
+
+        return list(variables_of(layer))
     found = []
     for name, value in vars(layer).items():
         items: dict[str, Any] = {name: value}
