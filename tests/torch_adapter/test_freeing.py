@@ -38,10 +38,10 @@ def train_model(model: nn.Module, **options: Any) -> Callable[[], None]:
         (False, {}),
         (False, {"read": "end", "parameters": True}),
         (False, {"stats": ("rms",)}),
-        (False, {"level": "operation"}),
+        pytest.param(False, {"level": "operation"}, marks=pytest.mark.tier(2)),
         (True, {}),
         (True, {"read": "end"}),
-        (True, {"level": "operation", "parameters": True}),
+        pytest.param(True, {"level": "operation", "parameters": True}, marks=pytest.mark.tier(2)),
     ],
     ids=str,
 )

@@ -134,11 +134,11 @@ def test_a_transformer_trains_on_without_an_alarm(what: str, read: Any, dtype: t
     with warnings.catch_warnings():
         warnings.simplefilter("error", anynan.AnynanWarning)
         with run.track(what, read) as tracker:
-            losses = run.train(80)
+            losses = run.train(50)
     assert losses[-1] < losses[0] / 2, "it learns"
     assert tracker.count("bad") == tracker.count("suspect") == 0
     assert expected(tracker) == run.skipped
-    assert len(tracker.history) == 80
+    assert len(tracker.history) == 50
     assert not tracker.notes
 
 

@@ -92,7 +92,9 @@ GRAPHS: dict[Callable[[nn.Module], Any], str | None] = {
 @pytest.mark.parametrize(
     ("make", "read"),
     [
-        pytest.param(make, read, marks=[pytest.mark.tier(2)] if make is strict_export else [])
+        pytest.param(
+            make, read, marks=[pytest.mark.tier(2)] if make in (export, strict_export) else []
+        )
         for make, read in zip(GRAPHS, itertools.cycle(["immediate", "end"]), strict=False)
     ],
 )
