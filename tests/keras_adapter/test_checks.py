@@ -20,7 +20,6 @@ from tests.keras_backends.checks import (  # noqa: F401
     test_the_other_ways_are_watched,
     test_training_is_the_same_with_tracking,
     test_updates_are_looked_at_every_so_many_steps,
-    test_warn_and_callback_go_on,
     test_what_cannot_be_tracked_is_refused,
 )
 

@@ -300,21 +300,6 @@ def test_skip_drops_the_update_and_goes_on():
     assert any((a != b).any() for a, b in zip(before, model.get_weights(), strict=True))
 
 
-def test_warn_and_callback_go_on():
-    seen = []
-    for action in ("warn", seen.append):
-        model = compiled(Log(name="inner"))
-        zero(model)
-        with anynan.keras.track(model, action=action) as tracker:
-            if action == "warn":
-                with pytest.warns(anynan.AnynanWarning, match="the logarithm of 0 is -Inf"):
-                    model.predict(data()[0], verbose=0)
-            else:
-                model.predict(data()[0], verbose=0)
-                assert [event.layer for event in seen] == ["block.inner"]
-            assert tracker.count("bad") == 1
-
-
 def test_bad_batch_and_bad_label_are_told_apart():
     model = compiled(keras.layers.Dense(4, name="inner"))
     x, y = data()

@@ -89,25 +89,6 @@ def test_a_measure_that_is_bad_and_goes_nowhere_is_no_event(tmp_path: Path) -> N
     assert "1 bad in" not in said
 
 
-def test_what_was_done_to_a_gradient_by_hand_is_told(tmp_path: Path) -> None:
-    program = """
-    import torch
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.LayerNorm(8), torch.nn.Linear(8, 1))
-    torch.nn.init.zeros_(model[2].weight)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for i in range(2):
-        loss = (model(torch.rand(6, 4)) - 1).square().mean()
-        optimizer.zero_grad(); loss.backward()
-        for p in model.parameters():
-            p.grad.div_(p.grad.norm())
-        optimizer.step()
-    """
-    _, _, said = run(tmp_path, program)
-    assert "op divide" in said
-    assert "p.grad.div_(p.grad.norm())" in said
-
-
 def test_an_exception_that_names_nan_is_told_its_operation(tmp_path: Path) -> None:
     sample = "torch.distributions.Categorical(logits=logits).sample()"
     program = f"""
