@@ -21,7 +21,11 @@ from anynan import Event
 from anynan._diagnosis.causes import RULES
 from anynan.events import Kind, Phase
 from tests.conformance.recipes_causes import produced as conformance
-from tests.torch_adapter import test_causes_around  # noqa: F401  # its circumstances count
+from tests.torch_adapter import (  # noqa: F401  # their circumstances count
+    test_causes_around,
+    test_guard,
+    test_mixed_precision,
+)
 from tests.torch_adapter.cause_parts import (
     CIRCUMSTANCES,
     Net,

@@ -412,19 +412,6 @@ def test_exploding_gradient() -> None:
     check_line(event, step)
 
 
-@circumstance("vanishing_gradient")
-def test_vanishing_gradient() -> None:
-    net = nn.Linear(2, 1, bias=False)
-    step = training(net, torch.optim.SGD(net.parameters(), 0.0))
-    policy = Policy(vanishing=1e-4, bad=("vanishing",))
-    with anynan.torch.track(step, policy=policy) as tracked:
-        event = caught(lambda: tracked(torch.full((1, 2), 3e-9)))
-    assert (event.kind, event.phase, tag_of(event)) == (
-        "vanishing", "backward", "vanishing_gradient",
-    )  # fmt: skip
-    assert "4.243e-09" in evidence_of(event)
-
-
 @circumstance("beyond_limit")
 @pytest.mark.parametrize("where", ["input", "forward"])
 def test_beyond_limit(where: str) -> None:
@@ -435,63 +422,6 @@ def test_beyond_limit(where: str) -> None:
         event = caught(lambda: net(torch.full((1, 2), 5e4 if where == "input" else 1.0)))
     assert (event.kind, event.phase, tag_of(event)) == ("large", where, "beyond_limit")
     assert ("50,000" if where == "input" else "200,000") in evidence_of(event)
-
-
-# Loss scaling.
-
-
-def scaled(scale: float, weight: float) -> Callable[[Tensor], Tensor]:
-    """Train in float16 under a loss scaler; the gradient into the first layer is huge."""
-    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    nn.init.constant_(net[1].weight, weight)
-    optimizer = torch.optim.SGD(net.parameters(), 1e-6)
-    scaler = torch.amp.GradScaler("cpu", init_scale=scale)
-
-    def step(x: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        with torch.autocast("cpu", torch.float16):
-            loss: Tensor = net(x).float().sum()  # bad
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        return loss
-
-    return step
-
-
-@pytest.fixture
-def _no_scaler_left() -> Iterator[None]:
-    """Drop the scaler: one that lives counts as in use."""
-    yield
-    gc.collect()
-
-
-@circumstance("loss_scale_floor")
-@pytest.mark.usefixtures("_no_scaler_left")
-def test_overflow_with_the_scale_at_its_floor() -> None:
-    step = scaled(1.0, 6e4)
-    with anynan.torch.track(step) as tracked:
-        event = caught(lambda: tracked(torch.full((4, 2), 1e-4)))
-    assert (event.layer, event.phase, name_of(event)) == ("1", "backward", "linear")
-    assert tag_of(event) == "loss_scale_floor"
-    assert evidence_of(event) == (
-        "the loss scale is down to 1; in float32 the result reaches 120,000, float16 ends at 65,504"
-    )
-
-
-@circumstance("loss_scale_too_high")
-@pytest.mark.usefixtures("_no_scaler_left")
-def test_a_streak_of_overflows() -> None:
-    step = scaled(2.0**15, 6.0)
-    with anynan.torch.track(step, policy=Policy(scale_streak=2)) as tracked:
-        event = caught(lambda: [tracked(torch.full((4, 2), 1e-4)) for _ in range(5)])
-    assert (event.layer, event.phase, event.step) == ("1", "backward", 1)
-    assert tag_of(event) == "loss_scale_too_high"
-    # The scale of the failing step, not the one that the scaler went on to.
-    assert evidence_of(event) == (
-        "loss scale 16,384, gradients in float16; in float32 the result reaches 196,608 "
-        "(12 without the loss scale), float16 ends at 65,504"
-    )
 
 
 def test_gradient_that_was_bad_outside_the_model() -> None:

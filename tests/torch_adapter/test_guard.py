@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import anynan
 from anynan import AnynanWarning, Policy
 from anynan.torch import demo
+from tests.torch_adapter.cause_parts import circumstance
 
 NAN, INF = math.nan, math.inf
 every_read = pytest.mark.parametrize("read", ["immediate", "end", 3])
@@ -224,6 +225,7 @@ def sigmoids(depth: int = 9) -> nn.Sequential:
     return nn.Sequential(*layers, nn.Linear(16, 1))
 
 
+@circumstance("vanishing_gradient")
 @every_read
 def test_a_deep_sigmoid_net_is_told_that_its_first_layers_learn_nothing(read: Any) -> None:
     model = sigmoids()

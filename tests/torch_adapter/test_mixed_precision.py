@@ -15,6 +15,7 @@ import anynan
 from anynan import NonFiniteError, Policy
 from anynan.torch.update import updates
 from tests.flat import split
+from tests.torch_adapter.cause_parts import circumstance
 
 WIDTH, HEADS, LETTERS, LENGTH = 16, 2, 12, 8
 MODES = [("model", "immediate"), ("model", "end"), ("step", "immediate"), ("step", "end")]
@@ -270,6 +271,7 @@ def steep(factor: float, scale: float, **options: Any) -> Any:
     return net, scaler, step
 
 
+@circumstance("loss_scale_too_high")
 @pytest.mark.parametrize(("what", "read"), MODES)
 def test_a_streak_is_replayed_under_the_scale_of_its_step(what: str, read: Any) -> None:
     # 2**15 * 6 and 2**14 * 6 overflow. Under the scale after that, 2**13, nothing does.
@@ -320,6 +322,20 @@ def test_a_streak_of_which_only_a_weight_knows_is_named() -> None:
     assert event.parameter is not None
     assert event.operation.output.dtype == "float16"
     assert "in float32 the result reaches" in event.cause.evidence
+
+
+@circumstance("loss_scale_floor")
+def test_an_overflow_at_a_scale_of_one_is_bad_at_once() -> None:
+    _, scaler, step = steep(6e4, 1.0)
+    with anynan.torch.track(step) as tracker, pytest.raises(NonFiniteError) as caught:
+        tracker()
+    event = caught.value.event
+    assert event.layer == "1"
+    assert event.cause.tag == "loss_scale_floor"
+    assert event.cause.evidence == (
+        "the loss scale is down to 1; in float32 the result reaches 120,000, float16 ends at 65,504"
+    )
+    assert scaler.get_scale() == 0.5
 
 
 # Autocast.
