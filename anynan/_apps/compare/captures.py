@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -14,7 +14,7 @@ from anynan.events import Source
 
 Array = NDArray[Any]
 Way = Literal["forward", "backward"]
-_FORM = "anynan capture 1"
+_FORM = "anynan capture 2"
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,35 +148,19 @@ class Capture:
         """
         arrays: dict[str, Array] = {}
 
-        def put(items: Sequence[Array]) -> list[str]:
+        def put(items: Sequence[Array]) -> Any:
             names = [f"a{len(arrays) + i}" for i in range(len(items))]
             arrays.update(zip(names, items, strict=True))
             return names
 
-        said = {
-            "form": _FORM,
-            "anynan": __version__,
-            "backend": self.backend,
-            "unit": self.unit,
-            "notes": self.notes,
-            "whole_gradients": self.whole_gradients,
-            "weights": dict(zip(self.weights, put(list(self.weights.values())), strict=True)),
-            "taken": [
-                [t.layer, t.kind, t.call, t.way, put(t.given), put(t.made)] for t in self.taken
-            ],
-            "choices": [
-                [
-                    c.name,
-                    c.layer,
-                    c.source and asdict(c.source),
-                    put([c.picked]),
-                    c.before,
-                    c.gate,
-                    c.drawn,
-                ]
-                for c in self.choices
-            ],
-        }
+        named = replace(
+            self,
+            taken=[replace(t, given=put(t.given), made=put(t.made)) for t in self.taken],
+            weights=dict(zip(self.weights, put(list(self.weights.values())), strict=True)),
+            choices=[replace(c, picked=put([c.picked])) for c in self.choices],
+            operations=[],
+        )
+        said = {"form": _FORM, "anynan": __version__, **asdict(named)}
         with open(path, "wb") as file:
             text = np.frombuffer(json.dumps(said).encode(), np.uint8)
             np.savez_compressed(file, **arrays, said=text)  # type: ignore[arg-type]
@@ -192,34 +176,21 @@ class Capture:
         try:
             with open(path, "rb") as file, np.load(file, allow_pickle=False) as held:
                 said = json.loads(bytes(held["said"]).decode())
-                assert said["form"] == _FORM
+                assert said.pop("form") == _FORM
+                del said["anynan"]
 
                 def get(names: Sequence[str]) -> tuple[Array, ...]:
                     return tuple(held[name] for name in names)
 
-                return cls(
-                    said["backend"],
-                    [
-                        Taken(layer, kind, call, way, get(given), get(made))
-                        for layer, kind, call, way, given, made in said["taken"]
-                    ],
-                    {name: held[key] for name, key in said["weights"].items()},
-                    said["unit"],
-                    [
-                        Choice(
-                            name,
-                            layer,
-                            source and Source(**source),
-                            get(picked)[0],
-                            before,
-                            gate=gate,
-                            drawn=drawn,
-                        )
-                        for name, layer, source, picked, before, gate, drawn in said["choices"]
-                    ],
-                    notes=said["notes"],
-                    whole_gradients=said["whole_gradients"],
-                )
+                for t in said["taken"]:
+                    t.update(given=get(t["given"]), made=get(t["made"]))
+                for c in said["choices"]:
+                    source = c["source"] and Source(**c["source"])
+                    c.update(source=source, picked=get(c["picked"])[0])
+                said["taken"] = [Taken(**t) for t in said["taken"]]
+                said["weights"] = {name: held[key] for name, key in said["weights"].items()}
+                said["choices"] = [Choice(**c) for c in said["choices"]]
+                return cls(**said)
         except FileNotFoundError:
             raise
         except Exception as error:

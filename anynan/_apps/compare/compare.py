@@ -198,8 +198,7 @@ class _Comparing:
             turns, until = self._turns(mine, theirs, more)
         moved += self._widened(mine, theirs, unit, backward=backward)
         gates = [turn.choice for turn in turns if turn.choice.gate]
-        seen = self._sees_gates(mine, theirs)
-        rows, holes = self._rows(mine, theirs, moved, unit, until, gates, seen=seen)
+        rows, holes = self._rows(mine, theirs, moved, unit, until, gates)
         place = self._place(rows)
         operation = None
         if place is not None:
@@ -258,15 +257,6 @@ class _Comparing:
             found += _turned_gates(mine, theirs)
         return tuple(found), until
 
-    def _sees_gates(self, mine: Capture, theirs: Capture) -> bool:
-        """Tell whether each gate of a backward pass has its like in the other run."""
-        if mine.backend != theirs.backend:
-            return True  # zeros in what layers made tell of them
-        forms = [
-            [(x.name, x.picked.shape) for x in run.choices if x.gate] for run in (mine, theirs)
-        ]
-        return forms[0] == forms[1]
-
     def _rows(
         self,
         mine: Capture,
@@ -275,8 +265,6 @@ class _Comparing:
         unit: float,
         until: int | None,
         gates: Sequence[Choice],
-        *,
-        seen: bool,
     ) -> tuple[list[Row], list[str]]:
         rows: list[Row] = []
         holes: list[str] = []
@@ -301,7 +289,9 @@ class _Comparing:
             holes.append(f"what comes after the choice that differs; {goes_on}")
             return rows, holes
         back = _of("backward", mine)
-        if back and (why := _no_backward(rows, seen=seen)):
+        seen = _sees_gates(mine, theirs)
+        if back and (not seen or any(row.shapes for row in rows)):
+            why = "shapes differ in the forward pass" if seen else _UNSEEN
             holes.append(f"the backward pass: {why}")
             return rows, holes
         shut = _shut(mine, found, gates)
@@ -515,13 +505,6 @@ def arriving(run: Capture) -> Capture:
     )
 
 
-def _no_backward(rows: Sequence[Row], *, seen: bool) -> str:
-    """Say why no gradients can be compared, empty if they can be."""
-    if not seen:
-        return _UNSEEN
-    return "shapes differ in the forward pass" if any(row.shapes for row in rows) else ""
-
-
 def _partners(own: Sequence[Choice], theirs: Sequence[Choice]) -> tuple[dict[int, Choice], bool]:
     """Pair choices, by the identity of the first run's; tell whether the second drew others."""
     held, partners, loose = RecordedChoices(own), {}, False
@@ -533,11 +516,22 @@ def _partners(own: Sequence[Choice], theirs: Sequence[Choice]) -> tuple[dict[int
     return partners, loose
 
 
+def _gates(run: Capture) -> list[Choice]:
+    return [choice for choice in run.choices if choice.gate]
+
+
+def _sees_gates(mine: Capture, theirs: Capture) -> bool:
+    """Tell whether each gate of a backward pass has its like in the other run."""
+    if mine.backend != theirs.backend:
+        return True  # zeros in what layers made tell of them
+    forms = [[(x.name, x.picked.shape) for x in _gates(run)] for run in (mine, theirs)]
+    return forms[0] == forms[1]
+
+
 def _turned_gates(mine: Capture, theirs: Capture) -> list[Turn]:
-    gates = [[choice for choice in run.choices if choice.gate] for run in (mine, theirs)]
     return [
         Turn(x, None, rounding=True)
-        for x, y in zip(*gates, strict=False)
+        for x, y in zip(_gates(mine), _gates(theirs), strict=False)
         if x.picked.shape == y.picked.shape and not np.array_equal(x.picked, y.picked)
     ]
 
