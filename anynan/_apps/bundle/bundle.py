@@ -104,7 +104,7 @@ def save(folder: str, event: Event, collector: Collector, framework: str) -> Non
                 for name, item in held.items()
             },
             "left_out": left_out,
-            "notes": [_at_home(note) for note in collector.notes],
+            "notes": _at_home(collector.notes),
             "sha256": _hash(path),
         }
         data = json.loads(json.dumps(data, allow_nan=False))
@@ -204,9 +204,8 @@ def _told(told: Mapping[str, Any]) -> dict[str, tuple[str, tuple[int, ...]]]:
     found = {}
     for name, said in told.items():
         whole = type(said) is dict and set(said) == {"dtype", "shape"}
-        if not whole or type(said["dtype"]) is not str or not keepable(said["dtype"]):
-            refuse("its tensors are not told as expected")
-        shape = said["shape"]
+        known = whole and type(said["dtype"]) is str and keepable(said["dtype"])
+        shape = said["shape"] if known else None
         if type(shape) is not list or any(type(n) is not int or n < 0 for n in shape):
             refuse("its tensors are not told as expected")
         found[name] = said["dtype"], tuple(shape)
@@ -254,10 +253,7 @@ def _umask() -> int:
 def _at_home(value: Any) -> Any:
     """Write ``~`` for the user's home, which is nobody else's affair."""
     home = os.path.expanduser("~").rstrip(os.sep)
-    if isinstance(value, str):
-        return value.replace(home + os.sep, "~" + os.sep) if len(home) > 1 else value
-    if isinstance(value, dict):
-        return {key: _at_home(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_at_home(item) for item in value]
-    return value
+    text = json.dumps(value)
+    if len(home) > 1:
+        text = text.replace(json.dumps(home + os.sep)[1:-1], json.dumps("~" + os.sep)[1:-1])
+    return json.loads(text)

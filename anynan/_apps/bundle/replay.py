@@ -10,7 +10,6 @@ from typing import Any
 from anynan._apps.bundle.bundle import SCRIPT, Bundle
 from anynan._apps.bundle.script import TENSORS, results
 from anynan._base.about import installed, versions
-from anynan.events import Event
 
 SECONDS = 300
 _WORDS = {"nan": "NaN", "posinf": "Inf", "neginf": "-Inf"}
@@ -66,25 +65,18 @@ def compare(bundle: Bundle, printed: str) -> Outcome:
         text = f"the same operation gives finite numbers here{_apart(bundle)}"
         return Outcome(text, False, printed)
     now, expected = _told(seen), call.expected
+    kind = "NaN" if seen["nan"] else "Inf"
     if expected is None:
-        kind = "NaN" if seen["nan"] else "Inf"
         part = f" ({call.cut})" if call.cut else ""
         what = (
             "gradient of the same operation is" if call.gradient else "same operation's result is"
         )
-        return Outcome(
-            f"the {what} bad here, too: {now}{part}", _alike(bundle.event, kind), printed
-        )
+        alike = kind == "NaN" or bundle.event.kind != "nan"  # Inf may become NaN
+        return Outcome(f"the {what} bad here, too: {now}{part}", alike, printed)
     if seen["first"] == expected["first"] and _counts(seen) == _counts(expected):
-        kind = "NaN" if seen["nan"] else "Inf"
         return Outcome(f"the same operation gives the same {kind} here: {now}", True, printed)
     text = f"the same operation is bad here, too, but gives {now}, and gave {_told(expected)}"
     return Outcome(text + _apart(bundle), False, printed)
-
-
-def _alike(event: Event, kind: str) -> bool:
-    """Tell whether a gradient or a part of a result is bad as the event is; Inf may become NaN."""
-    return kind == "NaN" or event.kind != "nan"
 
 
 def _counts(item: dict[str, Any]) -> tuple[int, ...]:

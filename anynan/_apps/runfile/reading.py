@@ -65,16 +65,12 @@ class _Reader:
             self._begin(said if kind == "run" else {})
             return
         try:
-            # A kind that is not known was added later, and can be left out.
-            getattr(self, f"_{kind}", _later)(said) if kind else self._damaged(text)
+            self._take(kind, said)
         except (ValueError, TypeError, KeyError, IndexError, AttributeError):
             if not text.endswith("\n"):
                 self.cut = True
             else:
                 self.damaged.append(number)
-
-    def _damaged(self, text: str) -> None:
-        raise ValueError(text)
 
     def _begin(self, said: dict[str, Any]) -> None:
         schema = said.get("schema")
@@ -90,12 +86,27 @@ class _Reader:
             raise ValueError(msg)
         self.head = said
 
-    def _slots(self, said: dict[str, Any]) -> None:
-        for slot in said["slots"]:
-            self.slots.append(Site(index=len(self.slots), limit=math.inf, **slot))
-
-    def _order(self, said: dict[str, Any]) -> None:
-        self.orders.append(([self.slots[i] for i in said["slots"]], list(map(int, said["calls"]))))
+    def _take(self, kind: Any, said: dict[str, Any]) -> None:
+        """Take what a line says; a kind that is not known was added later, and can be left out."""
+        match kind:
+            case "slots":
+                for slot in said["slots"]:
+                    self.slots.append(Site(index=len(self.slots), limit=math.inf, **slot))
+            case "order":
+                sites = [self.slots[i] for i in said["slots"]]
+                self.orders.append((sites, list(map(int, said["calls"]))))
+            case "step":
+                self._step(said)
+            case "event":
+                self.events[int(said["number"])] = Event.from_dict(said["event"])
+            case "note":
+                self.notes.append(str(said["text"]))
+            case "remark":
+                self.remarks.append(str(said["text"]))
+            case "end":
+                self.end = said
+            case _ if not kind:
+                raise ValueError(kind)
 
     def _step(self, said: dict[str, Any]) -> None:
         rows = Step(int(said["step"]))
@@ -112,18 +123,6 @@ class _Reader:
         else:
             self.history.append(rows)
             self.open = None
-
-    def _event(self, said: dict[str, Any]) -> None:
-        self.events[int(said["number"])] = Event.from_dict(said["event"])
-
-    def _note(self, said: dict[str, Any]) -> None:
-        self.notes.append(str(said["text"]))
-
-    def _remark(self, said: dict[str, Any]) -> None:
-        self.remarks.append(str(said["text"]))
-
-    def _end(self, said: dict[str, Any]) -> None:
-        self.end = said
 
     def whole(self) -> Run:
         if self.head is None:
@@ -157,7 +156,3 @@ class _Reader:
             target=str(self.head.get("target") or ""),
             backend=self.head.get("backend"),
         )
-
-
-def _later(said: dict[str, Any]) -> None:
-    """Pass over a line."""
