@@ -133,8 +133,8 @@ class Finder:
             notes = noted.away()
             try:
                 look(module, computes=_has_graph((args, kwargs)))
-                if notes is not None and module in stateless:  # as a loss: it is code like any
-                    notes.put()
+                if notes is not None and (module in stateless or not watching()):
+                    notes.put()  # a loss, or a layer of Keras's: it is code like any
                 return call(module, *args, **kwargs)
             finally:
                 inside.call = False

@@ -6,6 +6,8 @@ import pytest
 import torch
 
 import anynan
+from anynan._everywhere import Found, watch_everything
+from anynan.options import Options
 from tests.keras_backends import models
 from tests.keras_backends.checks import _fresh, layers, same  # noqa: F401
 from tests.keras_backends.models import LAYERS, Log, Root, compiled, data, line, positive, zero
@@ -50,6 +52,18 @@ def test_loop_of_ones_own(kind):
     assert (event.layer, event.phase, event.step) == ("block.inner", "backward", 3)
     assert event.operation.source.line == line(models.__file__, "bad sqrt")
     same(before, model.get_weights())
+
+
+def test_loop_that_nobody_tracks_names_the_operation_inside_a_layer():
+    model, found = models.functional(Log(name="inner")), Found()
+    zero(model)
+    end = watch_everything(Options(action="record"), found)
+    try:
+        loop(model, "torch")()
+    finally:
+        end()
+    event = found.events[0]
+    assert (event.operation.name, event.operation.source.line) == ("log", line(models.__file__, "bad log"))
 
 
 def test_loop_is_the_same_with_tracking():

@@ -131,3 +131,21 @@ def test_a_module_that_only_a_container_holds_is_watched_where_another_is_tracke
         step(tf.constant([-1.0]))
     event = step.events[-1]
     assert (event.layer, event.operation.name) == ("whole.part", "sqrt")
+
+
+def test_rows_that_run_out_in_the_second_trace_of_a_function_break_nothing() -> None:
+    """What makes variables, as an optimizer does, is traced twice, the second time without any."""
+    net = keras.Sequential([keras.Input((4,)), *(keras.layers.Dense(4) for _ in range(20))])
+    optimizer = keras.optimizers.Adam()
+
+    @tf.function
+    def train(x: tf.Tensor) -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(net(x) ** 2)
+        weights = net.trainable_variables
+        optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+
+    with anynan.keras.track(net, level="layer", action="record") as tracker:
+        train(tf.ones((2, 4)))
+        train(tf.fill((2, 4), float("nan")))
+    assert [event.phase for event in tracker.events] == ["input"]

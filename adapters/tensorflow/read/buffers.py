@@ -1,6 +1,7 @@
 """Variables that hold the rows of a compiled step until they are read."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -69,25 +70,24 @@ class DeviceBuffer:
         if not grows:
             self._add()
 
-    def ready(self) -> None:
-        """Have rows before a function is traced: one that makes variables is traced twice."""
-        if not self._parts:
-            self._add()
-
     def scale(self) -> Any:
         """Give what scales the sums that XLA makes, as a tensor."""
-        self.ready()
+        if not self._parts:
+            self._add()
         return tf.identity(self._scale)
 
     def _add(self) -> None:
-        # A variable cannot be made inside of a graph: it belongs to the whole program.
-        with tf.init_scope():
-            blank = tf.constant(np.tile(BLANK, (self._size, 1)))
-            made = tf.Variable(blank, trainable=False, name=SCOPE)
-            if self._scale is None:
-                self._scale = tf.Variable(SCALE, trainable=False, name=SCOPE)
-        self._parts.append(Part(made, blank))
+        # A thread of its own traces nothing. Else a variable would be the traced function's, which
+        # may make some in its first trace alone.
+        with ThreadPoolExecutor(1) as thread:
+            self._parts.append(thread.submit(self._made).result())
         self._used = 0
+
+    def _made(self) -> Part:
+        blank = tf.constant(np.tile(BLANK, (self._size, 1)))
+        if self._scale is None:
+            self._scale = tf.Variable(SCALE, trainable=False, name=SCOPE)
+        return Part(tf.Variable(blank, trainable=False, name=SCOPE), blank)
 
     def open(
         self, points: list[ProbePoint], order: list[ProbePoint], *, backward: bool
@@ -144,11 +144,6 @@ class DeviceBuffers:
             self.held = [DeviceBuffer(count, grows=True)]
         else:
             self.held = [DeviceBuffer(ROOM * count, grows=False) for _ in range(replicas)]
-
-    def ready(self) -> None:
-        """Have rows before a function is traced."""
-        for buffer in self.held:
-            buffer.ready()
 
     def look(self, tensors: list[Any], *, xla: bool) -> Any:
         """Read tensors in a graph; under XLA how large they are only where that is asked for."""

@@ -245,7 +245,6 @@ class Calls(Part):
         known = fn in self._known
         kept = self._steps.keep() if known or fn not in self._asked else []
         self._steps.look()
-        self._buffers.ready()
         count = fn.experimental_get_tracing_count()
         try:
             out = self.compiling(run, fn, *args, **kwargs)
