@@ -148,25 +148,32 @@ class Weights:
         points, run = self._ends
         return points, run().numpy()
 
-    def bad(self, kept: list[tuple[Any, Any]], only: str | None = None) -> list[BadParameter]:
+    def bad(self, kept: list[tuple[Any, Any]]) -> list[BadParameter]:
         """List the variables that hold bad values now.
 
         Args:
             kept: Variables with what they held before, to be judged by that.
-            only: Look at the one of this name alone.
         """
-        found = []
         before = {id(variable): value for variable, value in kept}
-        for name, (ref, path, buffer) in self._of.items():
-            variable = ref() if only in (None, name) else None
-            if variable is None or not _can_be_bad(variable):
-                continue
-            value = before.get(id(variable))
-            if value is None:
-                value = read(variable)
-            if not bool(probes.fine(value)):
-                found.append(BadParameter(name, path, probes.measure(value), buffer))
-        return found
+        return [
+            BadParameter(name, path, probes.measure(value), buffer)
+            for name, (ref, path, buffer) in self._of.items()
+            if (value := _if_bad(ref(), before)) is not None
+        ]
+
+    def is_bad(self, name: str, kept: list[tuple[Any, Any]]) -> bool:
+        """Tell whether one variable holds bad values now, which costs less than a summary."""
+        before = {id(variable): value for variable, value in kept}
+        return name in self._of and _if_bad(self._of[name][0](), before) is not None
+
+
+def _if_bad(variable: Any, before: dict[int, Any]) -> Any:
+    """Give what a variable holds, or held before where that was kept; None if it is finite."""
+    if variable is None or not _can_be_bad(variable):
+        return None
+    value = before.get(id(variable))
+    value = read(variable) if value is None else value
+    return None if bool(probes.fine(value)) else value
 
 
 def own_variables(layer: Any) -> list[tuple[str, Any]]:

@@ -171,7 +171,7 @@ class Updates(Part):
 
     def is_bad(self, name: str) -> bool:
         """Tell whether one weight or buffer is bad, as ``bad_parameters`` does of all."""
-        return bool(self._weights.bad(self._began(), name))
+        return self._weights.is_bad(name, self._began())
 
     def _began(self) -> list[tuple[Any, Any]]:
         state = self._state
