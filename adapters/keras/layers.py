@@ -96,8 +96,12 @@ def weights_of(layers: dict[str, Any]) -> list[Weight]:
 
 
 def moments_of(optimizer: Any, variable: Any) -> Iterator[tuple[str, Any]]:
-    """Walk what an optimizer keeps for a weight: ``momentum``, ``velocity``, by short names."""
-    start = variable.path.replace("/", "_") + "_"
+    """Walk what an optimizer keeps for a weight: ``momentum``, ``velocity``, by short names.
+
+    Keras puts the name of the weight before these, of a variable of TensorFlow's own as well.
+    """
+    called = getattr(variable, "path", None) or variable.name
+    start = called.replace("/", "_").replace(":", "_") + "_"
     for other in getattr(optimizer, "variables", ()):
         name = other.path.rpartition("/")[2]
         if name.startswith(start) and tuple(other.shape) == tuple(variable.shape):

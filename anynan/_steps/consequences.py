@@ -17,6 +17,7 @@ from anynan._steps.producers import Producer
 from anynan._steps.record import Record
 from anynan._steps.subject import Subject
 from anynan._steps.weights import Weights
+from anynan.errors import reason
 from anynan.events import NON_FINITE, Event, Kind
 
 MAX_INPUTS = 100
@@ -112,10 +113,18 @@ class Consequences:
         return not (self._seen is not None and self._cleared) and not self._repaired()
 
     def _repaired(self) -> bool:
-        """Look at one weight that was bad, at all only where it is good; forget it if they are."""
-        if self._witness is None or not self._subject.adapter.is_bad(self._witness):
-            bad = self._weights.bad()
-            self._witness = min(bad, key=lambda item: item.summary.size, default=None)
+        """Look at one weight that was bad, at all only where it is good; forget it if they are.
+
+        What cannot be looked at counts as bad still: the program goes on all the same.
+        """
+        try:
+            if self._witness is None or not self._subject.adapter.is_bad(self._witness):
+                bad = self._weights.bad()
+                self._witness = min(bad, key=lambda item: item.summary.size, default=None)
+        except Exception as error:  # noqa: BLE001  never break the user's program
+            what = "the weights could not be looked at again"
+            self._notes.say(messages.UNMEASURED(what=what, error=reason(error)))
+            return False
         if self._witness is None:
             self.corrupting = None
         return self._witness is None

@@ -63,7 +63,10 @@ def test_loop_that_nobody_tracks_names_the_operation_inside_a_layer():
     finally:
         end()
     event = found.events[0]
-    assert (event.operation.name, event.operation.source.line) == ("log", line(models.__file__, "bad log"))
+    assert (event.operation.name, event.operation.source.line) == (
+        "log",
+        line(models.__file__, "bad log"),
+    )
 
 
 def test_loop_is_the_same_with_tracking():

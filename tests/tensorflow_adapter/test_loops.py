@@ -77,6 +77,22 @@ def test_numbers_that_the_loop_drew_are_those_of_its_own_run():
     assert event.operation.source.line == line(__file__, "drawn")
 
 
+def test_variables_without_a_model_go_on_after_a_fault():
+    """Keras keeps their momentum under a name without a path."""
+    weight, optimizer = tf.Variable([1.0, 2.0]), keras.optimizers.SGD(0.1, momentum=0.9)
+
+    @anynan.tensorflow.track(action="record")
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.math.log(weight * x))
+        optimizer.apply_gradients([(tape.gradient(loss, weight), weight)])
+
+    for scale in (1.0, 0.0, 1.0, 1.0):
+        step(tf.constant(scale))
+    (event,) = step.events
+    assert event.operation.name == "log"
+
+
 def test_a_clean_loop_gives_what_it_gives_without():
     def run():
         keras.utils.set_random_seed(3)

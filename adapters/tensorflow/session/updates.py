@@ -179,6 +179,8 @@ class Updates(Part):
 
     def _kept_for(self, weight: Any) -> tuple[dict[str, Summary], dict[str, float]]:
         """Give what optimizers keep for a weight, measured, and their settings, by name."""
+        from anynan.keras.layers import moments_of  # the optimizers are Keras's
+
         found: dict[str, Summary] = {}
         settings: dict[str, float] = {}
         for optimizer in self._optimizers:
@@ -187,12 +189,10 @@ class Updates(Part):
                 continue
             values = ((name, getattr(optimizer, name, None)) for name in _SETTINGS)
             settings |= {name: float(np.asarray(x)) for name, x in values if x is not None}
-            prefix = f"{mine.path.replace('/', '_')}_"
-            for variable in optimizer.variables:
-                name = variable.path.rpartition("/")[2]
+            for name, variable in moments_of(optimizer, mine):
                 held = raw(variable)
-                if name.startswith(prefix) and held is not None:
-                    found[name.removeprefix(prefix)] = probes.measure(read(held))
+                if held is not None:
+                    found[name] = probes.measure(read(held))
         return found, settings
 
 
