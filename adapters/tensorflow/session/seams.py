@@ -77,6 +77,10 @@ class Seams:
                 session.calls.reads(layer.__call__)
             else:
                 self._change(owner, "__call__", _layer_call)
+        model = type(session.layers.model())
+        for name in ("compute_loss", "test_step"):
+            if hasattr(model, name):
+                self._change(owner_of(model, name), name, through(self._all, f"calls.{name}"))
         self.install_weights(session.layers.weights.trainable())
         if self._patches.holds(tf.GradientTape, "gradient"):
             return
