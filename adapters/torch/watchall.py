@@ -133,8 +133,8 @@ class Finder:
             notes = noted.away()
             try:
                 look(module, computes=_has_graph((args, kwargs)))
-                if notes is not None and (module in stateless or not watching()):
-                    notes.put()  # a loss, or a layer of Keras's: it is code like any
+                if notes is not None and (module in stateless or _is_free_keras(module)):
+                    notes.put()  # as a loss: it is code like any
                 return call(module, *args, **kwargs)
             finally:
                 inside.call = False
@@ -257,13 +257,24 @@ class Finder:
     @staticmethod
     def _is_others(module: torch.nn.Module) -> bool:
         """Tell whether it is watched already, or is somebody else's affair."""
-        keras: Any = sys.modules.get("keras")
         if isinstance(module, (torch.fx.GraphModule, torch.jit.ScriptModule)):
             return True
-        if keras is not None and isinstance(module, getattr(keras, "Layer", ())):
-            return True
-        models = (model for each in watching() for _, model in each.models.living())
-        return any(part is module for model in models for part in model.modules())
+        return _is_keras(module) or _is_watched(module)
+
+
+def _is_keras(module: torch.nn.Module) -> bool:
+    keras: Any = sys.modules.get("keras")
+    return keras is not None and isinstance(module, getattr(keras, "Layer", ()))
+
+
+def _is_watched(module: torch.nn.Module) -> bool:
+    models = (model for each in watching() for _, model in each.models.living())
+    return any(part is module for model in models for part in model.modules())
+
+
+def _is_free_keras(module: torch.nn.Module) -> bool:
+    """Tell whether it is a layer of Keras's that nobody trains or tracks through Keras."""
+    return _is_keras(module) and not _is_watched(module)
 
 
 def _before_update(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:

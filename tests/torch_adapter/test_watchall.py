@@ -98,6 +98,16 @@ def test_a_loss_belongs_to_the_model_it_is_given(raising: Found) -> None:
     assert line.startswith("anynan: Sequential: 1 bad in 1 step: 5 layers")
 
 
+def test_the_programs_own_passes_are_read_where_something_was_tracked_before() -> None:
+    model = net()
+    with anynan.torch.track(model):
+        train(model)
+    for found in watched(action="record"):
+        weight = torch.zeros(3, requires_grad=True)
+        weight.log().sum().backward()
+        assert [event.operation.name for event in found.events] == ["log"]
+
+
 def test_one_fault_is_one_event_however_often_it_comes(found: Found) -> None:
     model = net()
     for _ in range(6):

@@ -651,10 +651,10 @@ def begin() -> Notes:
     notes = _here.notes
     if notes is None or notes.ended:
         notes = _here.notes = _all[threading.get_ident()] = Notes()
-        if everywhere is not None:
-            notes.around, notes.reads = everywhere
         if not _waiting:
             _waiting.append(when_imported(EVALUATION, _before_compiled))
+    if everywhere is not None:  # it may have begun after a tracker of the program's own
+        notes.around, notes.reads = everywhere
     return notes
 
 
