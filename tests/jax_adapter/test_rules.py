@@ -92,3 +92,17 @@ def test_evidence_names_no_number_and_nobody_self():
     assert event.cause.tag == "unknown"
     assert "saved[" not in event.cause.evidence
     assert "self" not in event.cause.evidence
+
+
+def test_a_function_that_a_rule_called_first_has_its_own_line_elsewhere():
+    """JAX keeps what it traced of ``norm``: from 0.12 on with the stack of the call of the rule."""
+    ruled = jax.value_and_grad(lambda x: (clip(x) ** 2).sum())
+    event_of(ruled, jnp.ones(2))
+    event_of(ruled, jnp.ones(3))
+
+    def loss(w, x):
+        return jnp.linalg.norm(w * x)
+
+    event, text = event_of(jax.value_and_grad(loss), jnp.ones(()), jnp.zeros(3))
+    assert event.operation.name == "vector_norm", text
+    assert event.operation.source.text == "return jnp.linalg.norm(w * x)"

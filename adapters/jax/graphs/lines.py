@@ -72,6 +72,30 @@ def points(eqn: Any) -> list[Point]:
     return list(zip(reversed(codes), reversed(offsets), strict=True))
 
 
+def _stacks(chain: tuple[Any, ...], eqn: Any) -> list[list[Point]]:
+    """Give the stack of each level, outermost first; empty where it is another call's.
+
+    JAX keeps what it traced of a function, as of ``norm``. Where the backward rule of a
+    ``custom_vjp`` called it first, all of it has the stack of the call that the rule is of.
+    """
+    found, body = [], None
+    for level in (*chain, eqn):
+        stack = points(level)
+        borrowed = body is not None and _is_of_rule(stack)
+        if borrowed and all(code.co_name != body for code, _ in stack):
+            stack = []
+        found.append(stack)
+        name = level.params.get("name")
+        body = name if isinstance(name, str) else body
+    return found
+
+
+def _is_of_rule(stack: list[Point]) -> bool:
+    return any(
+        code.co_qualname == "custom_vjp.__call__" and is_jax(code.co_filename) for code, _ in stack
+    )
+
+
 def call_site(chain: tuple[Any, ...], eqn: Any) -> CallSite:
     """Find the call into JAX that made an equation.
 
@@ -80,25 +104,22 @@ def call_site(chain: tuple[Any, ...], eqn: Any) -> CallSite:
     """
     inner: list[Point] = []
     functions: list[str] = []
+    stacks = _stacks(chain, eqn)
     for depth, level in reversed(list(enumerate((*chain, eqn)))):
-        outer, rest = _cut(points(level))
+        outer, rest = _cut(stacks[depth])
         inner = rest + inner
         name = level.params.get("name")
         named = [name] if isinstance(name, str) and depth < len(chain) else []
-        functions = [code.co_name for code, _ in rest] + _rules(points(level)) + named + functions
+        functions = [code.co_name for code, _ in rest] + _rules(stacks[depth]) + named + functions
         if outer:
-            around = tuple(tuple(_cut(points(item))[0]) for item in chain[:depth])
+            around = tuple(tuple(_cut(stack)[0]) for stack in stacks[:depth])
             return CallSite(tuple(outer), around, tuple(inner), tuple(functions))
     return CallSite((), (), tuple(inner), tuple(functions))
 
 
 def in_rule(chain: tuple[Any, ...], eqn: Any) -> bool:
     """Tell whether an equation of the backward pass comes from a custom rule of the user's."""
-    return any(
-        code.co_qualname == "custom_vjp.__call__" and is_jax(code.co_filename)
-        for level in (*chain, eqn)
-        for code, _ in points(level)
-    )
+    return any(map(_is_of_rule, _stacks(chain, eqn)))
 
 
 def _cut(stack: list[Point]) -> tuple[list[Point], list[Point]]:
@@ -143,7 +164,7 @@ def _line(code: CodeType, offset: int) -> int:
 
 def source(chain: tuple[Any, ...], eqn: Any) -> Source | None:
     """Find the user's line behind an equation."""
-    return _source(point for level in (*chain, eqn) for point in points(level))
+    return _source(point for stack in _stacks(chain, eqn) for point in stack)
 
 
 def source_here(frame: FrameType | None) -> Source | None:
