@@ -183,3 +183,34 @@ def test_a_tracked_module_is_saved_as_it_would_be(tmp_path):
     assert float(loaded(tf.ones(1))[0]) == pytest.approx(np.log(2.0))
     (event,) = tracker.events
     assert (event.layer, event.operation.name) == ("", "log")
+
+
+class Branching(tf.Module):
+    def __call__(self, x):
+        if tf.reduce_sum(x) > 0:  # of a tensor: autograph converts it
+            x = x * 2.0
+        return x
+
+
+def test_a_module_that_branches_on_a_tensor_is_converted_as_without():
+    module = Branching()
+    with anynan.tensorflow.track(module, action="record"):
+        run = tf.function(lambda x: module(x))
+        np.testing.assert_array_equal(run(tf.ones(2)), [2.0, 2.0])
+        np.testing.assert_array_equal(run(-tf.ones(2)), [-1.0, -1.0])
+
+
+def test_a_loss_of_keras_that_branches_on_a_tensor_is_converted_as_without():
+    class Own(keras.Model):
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+            loss = tf.reduce_sum(y - y_pred)
+            if loss > 0:
+                loss = loss + 1.0
+            return loss
+
+    inputs = keras.Input((2,))
+    model = Own(inputs, keras.layers.Dense(1, kernel_initializer="zeros")(inputs))
+    x, y = tf.ones((1, 2)), tf.ones((1, 1))
+    with anynan.keras.track(model, action="record"):
+        run = tf.function(lambda x, y: model.compute_loss(x, y, model(x)))
+        assert (float(run(x, y)), float(run(x, -y))) == (2.0, -1.0)

@@ -133,6 +133,7 @@ class State(threading.local):
     gradients: Frame | None = None
     open: bool = False
     held: bool = False
+    has_loss: bool = False  # whether Keras computed one in the step that it evaluates
     updated: bool = False
     after: bool = False
     inline: bool = False

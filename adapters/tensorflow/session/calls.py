@@ -44,7 +44,6 @@ class Calls(Part):
         self._steps, self._updates = steps, updates
         self._grow, self._takes = grow, takes
         self._ends = self._options.level == "step"
-        self._has_loss = False  # whether Keras computed one in the step that it evaluates
         # Functions that hold checks, and those that were asked for tracked weights.
         self._known: weakref.WeakSet[Any] = weakref.WeakSet()
         self._asked: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -172,19 +171,19 @@ class Calls(Part):
     def compute_loss(self, run: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
         """Read the loss that Keras computes of a batch."""
         out = run(*args, **kwargs)
-        self._has_loss = True
-        self._lose(model, out)
+        self._state.has_loss = True
+        self._read_loss(model, out)
         return out
 
     def test_step(self, run: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
         """Read the loss that a step of the program's own gives, if Keras computed none."""
-        self._has_loss = False
+        self._state.has_loss = False
         out = run(*args, **kwargs)
-        if not self._has_loss and isinstance(out, dict):
-            self._lose(model, out.get("loss"))
+        if not self._state.has_loss and isinstance(out, dict):
+            self._read_loss(model, out.get("loss"))
         return out
 
-    def _lose(self, model: Any, loss: Any) -> None:
+    def _read_loss(self, model: Any, loss: Any) -> None:
         if model is self._layers.model() and not self._state.tapes:
             frame = self._state.collect(here())
             for label, x in tensors(loss, "loss"):

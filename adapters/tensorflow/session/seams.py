@@ -126,8 +126,7 @@ class Seams:
         self._patches.undo()
 
     def _change(self, owner: type, name: str, make: Callable[[Any], Any]) -> None:
-        kept = tf.autograph.experimental.do_not_convert
-        self._patches.change(owner, name, lambda original: kept(make(original)))
+        self._patches.change(owner, name, lambda original: _converting(make, original))
 
 
 SEAMS = Seams()
@@ -141,6 +140,23 @@ FUNCTION = type(tf.function(_nothing))
 
 
 # What stands in for the methods.
+
+
+def _converting(make: Callable[[Any], Any], original: Any) -> Any:
+    """Make a stand-in that autograph leaves as it is, around what it converts as without it.
+
+    What it converts is the program's own method, which may branch on a tensor.
+    """
+    autograph, kept = tf.__internal__.autograph, tf.autograph.experimental.do_not_convert
+    plain = kept(make(original))
+
+    def method(*args: Any, **kwargs: Any) -> Any:
+        control = autograph.control_status_ctx()
+        if control.status.name == "ENABLED":
+            return kept(make(autograph.tf_convert(original, control)))(*args, **kwargs)
+        return plain(*args, **kwargs)
+
+    return method
 
 
 def _layer_call(original: Any) -> Any:
