@@ -6,6 +6,7 @@ from operator import attrgetter
 from typing import Any, Literal
 
 from anynan._base.summary import Summary
+from anynan._base.walks import walk
 from anynan._diagnosis.agreement import CheckedPoint
 from anynan._readings.policy import may_mask
 from anynan.events import Phase, Source
@@ -372,13 +373,7 @@ def _turned(records: list[OpRecord], roots: dict[int, _Roots], sink: Sink) -> Op
 
 def _before(indices: set[int], roots: dict[int, _Roots]) -> set[int]:
     """Give these records and all whose bad values they carry."""
-    todo = [index for index in indices if index in roots]
-    seen = set(todo)
-    while todo:
-        new = [parent for parent in roots[todo.pop()].parents if parent not in seen]
-        seen.update(new)
-        todo.extend(new)
-    return seen
+    return set(walk((i for i in indices if i in roots), lambda i: roots[i].parents))
 
 
 def _after(indices: set[int], roots: dict[int, _Roots]) -> set[int]:

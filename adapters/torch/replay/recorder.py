@@ -12,6 +12,7 @@ import torch
 
 from anynan._base.sources import is_anynans
 from anynan._base.summary import Summary
+from anynan._base.walks import walk
 from anynan._diagnosis.lineage import External, OpRecord, Sink
 from anynan._diagnosis.messages import OPERATION_BLIND
 from anynan._diagnosis.recorder import BaseRecorder
@@ -111,15 +112,15 @@ class StorageRecorder(BaseRecorder):
 
     def _note_hidden(self, op: Operation) -> None:
         """Note under which operation the bad values of its operands went out of sight."""
-        name, todo = op.shape.name, [i for x in op.tensors() for i in self.parents(x)]
-        seen = set(todo)
-        while todo:
-            record = self.records[todo.pop()]
+        name, begin = op.shape.name, [i for x in op.tensors() for i in self.parents(x)]
+
+        def before(i: int) -> list[int]:
+            return [parent for item in self.records[i].operands for parent in item.parents]
+
+        for i in walk(begin, before):
+            record = self.records[i]
             if name not in (record.hidden or ()):
                 record.hidden = (*(record.hidden or ()), name)
-            new = {i for item in record.operands for i in item.parents} - seen
-            seen |= new
-            todo.extend(new)
 
     def sink(self, sink: Sink) -> None:
         """Note where bad values arrived; ``stop`` may end the run there."""
