@@ -2,7 +2,6 @@
 
 import contextlib
 import pickle
-import sys
 import tracemalloc
 import warnings
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ import pytest
 import anynan
 from anynan import _checks as checking
 from tests.backends import Space
+from tests.counting import python_calls
 
 NAN, INF = float("nan"), float("inf")
 BAD = np.array([1.0, NAN])
@@ -280,24 +280,18 @@ def test_a_clean_array_is_read_once(dtype: str, monkeypatch: pytest.MonkeyPatch)
     assert len(reads) == 2
 
 
-def python_calls(x: Any) -> int:
+def calls_of(x: Any) -> int:
     """Count what a check costs, without a clock."""
     anynan.check(x)
-    calls: list[str] = []
-    sys.setprofile(lambda _, event, __: calls.append(event) if event == "call" else None)
-    try:
-        anynan.check(x)
-    finally:
-        sys.setprofile(None)
-    return len(calls)
+    return python_calls(anynan.check, x)
 
 
 @pytest.mark.parametrize("kind", [float, np.float64, np.float32, np.float16])
 def test_small_things_are_looked_at_together(kind: Any) -> None:
-    assert python_calls(kind(1.5)) < 12
+    assert calls_of(kind(1.5)) < 12
     many = [kind(1.5)] * 1000
     for x in (many, tuple(many), dict(enumerate(many)), [*many, 1, None, "text", True]):
-        assert python_calls(x) < 60
+        assert calls_of(x) < 60
     for bad in (np.nan, np.inf):
         many[500] = kind(bad)
         with pytest.raises(anynan.NonFiniteError) as caught:
@@ -316,7 +310,7 @@ def test_the_columns_of_a_table_are_looked_at_together() -> None:
         "with_others": pd.DataFrame(values).assign(when=pd.Timestamp("2026-01-01"), n=1, of="x"),
     }
     for name, frame in frames.items():
-        assert python_calls(frame) < 2000, name  # of 7000 with a look at each
+        assert calls_of(frame) < 2000, name  # of 7000 with a look at each
         for bad in (np.nan, np.inf):
             spoilt = frame.copy()
             spoilt.iloc[3, 57] = bad

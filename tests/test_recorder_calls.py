@@ -1,7 +1,6 @@
 """Calls of array code one after another: counts, history, cost, state."""
 
 import gc
-import sys
 import warnings
 import weakref
 from contextlib import suppress
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 
 import anynan
+from tests.counting import python_calls
 from tests.recorded import centre, entropy, failing, line_of
 
 
@@ -109,7 +109,7 @@ def test_a_clean_call_names_what_it_read() -> None:
 
 def test_a_clean_call_of_plain_arrays_calls_little() -> None:
     """What a call costs is counted: Python calls, those of the function itself left out."""
-    assert python_calls(anynan.track(np.negative), np.ones(1000)) <= 13
+    assert usual_calls(anynan.track(np.negative), np.ones(1000)) <= 13
 
 
 def test_limits_are_read_in_every_call() -> None:
@@ -154,33 +154,28 @@ def test_a_bound_beside_an_exact_reading_is_no_growth() -> None:
     assert curve[-1][1] < 1.1 * curve[0][1]
 
 
-def python_calls(tracked: Any, *args: Any) -> int:
+def usual_calls(tracked: Any, *args: Any) -> int:
+    """Count the calls of Python in a call that is not the first."""
     for _ in range(5):
         tracked(*args)
-    calls: list[str] = []
-    sys.setprofile(lambda _, event, __: calls.append(event) if event == "call" else None)
-    try:
-        tracked(*args)
-    finally:
-        sys.setprofile(None)
-    return len(calls)
+    return python_calls(tracked, *args)
 
 
 @pytest.mark.parametrize("count", [1, 5, 50, 200])
 def test_further_arguments_cost_no_python_calls(count: int) -> None:
     arrays = [np.ones(10) for _ in range(count)]
     named = {f"w{i}": x for i, x in enumerate(arrays)}
-    assert python_calls(anynan.track(lambda *xs: xs[0] + 1), *arrays) <= 14
-    assert python_calls(anynan.track(lambda xs: xs[0] + 1), arrays) <= 14
-    assert python_calls(anynan.track(lambda d: d["w0"] + 1), named) <= 14
-    assert python_calls(anynan.track(lambda x: x[0][0]["w0"] + 1), ([named], 1.0)) <= 14
+    assert usual_calls(anynan.track(lambda *xs: xs[0] + 1), *arrays) <= 14
+    assert usual_calls(anynan.track(lambda xs: xs[0] + 1), arrays) <= 14
+    assert usual_calls(anynan.track(lambda d: d["w0"] + 1), named) <= 14
+    assert usual_calls(anynan.track(lambda x: x[0][0]["w0"] + 1), ([named], 1.0)) <= 14
 
 
 SCALE = [np.full(3, 2.0) for _ in range(50)]
 
 
 def test_what_the_code_reaches_costs_little() -> None:
-    few = python_calls(anynan.track(lambda x: x * SCALE[0]), np.ones(3))
+    few = usual_calls(anynan.track(lambda x: x * SCALE[0]), np.ones(3))
     assert few <= 250
 
 
@@ -416,8 +411,8 @@ def test_what_is_known_to_be_bad_is_not_looked_into_again() -> None:
     tracked = anynan.track(lambda w, x: w * x, action="record")
     x, bad, other = np.ones(4), np.array([1.0, np.nan, 1.0, 1.0]), np.array([np.nan, 1.0, 1.0, 1.0])
     with np.errstate(all="ignore"):
-        clean = python_calls(tracked, x, x)
-        later = python_calls(tracked, bad, x)
+        clean = usual_calls(tracked, x, x)
+        later = usual_calls(tracked, bad, x)
         assert later <= clean + 40
         (event,) = tracked.events
         assert (event.phase, event.tensor, event.step) == ("input", "w", 6)

@@ -14,6 +14,7 @@ import pytest
 import anynan
 from anynan._steps.tracked import inside
 from anynan.jax.read import probes
+from tests.counting import python_calls
 from tests.flat import split
 from tests.jax_adapter.models import made
 from tests.tiers import first
@@ -137,13 +138,7 @@ def test_an_argument_more_costs_few_calls_of_python():
         xs = {f"x{i}": jnp.ones(2) for i in range(count)}
         tracked = anynan.jax.track(lambda xs: sum(x.sum() for x in xs.values()))
         tracked(xs)
-        seen = []
-        sys.setprofile(lambda frame, event, _: event == "call" and seen.append(frame))
-        try:
-            tracked(xs)
-        finally:
-            sys.setprofile(None)
-        return len(seen)
+        return python_calls(tracked, xs)
 
     assert (calls(120) - calls(20)) / 100 < 8
 
