@@ -1,10 +1,10 @@
 """``anynan.stress`` on the PyTorch programs of GRIST, as they are, against RANUM's labels.
 
 ``python -m tests.benchmarks.grist GRIST RANUM`` takes checkouts of Jacob-yen/GRIST and of
-llylly/RANUM, and prints the table of docs/stress.md. A program runs in a process of its own up to
-its training loop, whose body is hunted in. RANUM says which operations are defective; the line is
-right if it is in the loop, or in what the loop calls, and the operation is written on it. Then the
-fix that the report names is put into the program, and the hunt must not find it again.
+llylly/RANUM, and prints the table of docs/stress-measured.md. A program runs in a process of its
+own up to its training loop, whose body is hunted in. RANUM says which operations are defective;
+the line is right if it is in the loop, or in what the loop calls, and the operation is written on
+it. Then the fix that the report names is put into the program, and the hunt must not find it again.
 """
 
 import ast

@@ -1,7 +1,7 @@
 """``anynan.stress`` on the losses of PyTorch: ``python -m tests.benchmarks.losses`` prints them.
 
 Each gets predictions that have a gradient, as in a training. What is found is looked at by hand:
-docs/stress.md says which findings are true.
+docs/stress-measured.md says which findings are true.
 """
 
 from collections.abc import Callable
