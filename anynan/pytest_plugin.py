@@ -5,7 +5,7 @@ with ``--anynan`` or ``anynan = true``.
 """
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -34,23 +34,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def anynan_stress() -> Callable[..., Any]:
-    """Give what hunts as ``anynan.stress`` does, and fails the test by what it finds.
+    """Give what hunts as ``anynan.stress`` does, and fails the test by what is open then.
 
-    It takes ``accept=`` beside: findings that are known, by a part of their words, with a reason.
-    What is outside of the example's range fails no test.
+    What is outside of the example's range fails no test, nor does what ``accept=`` names.
     """
 
-    def hunt(
-        target: Any, *example: Any, accept: Mapping[str, str] | None = None, **options: Any
-    ) -> Any:
+    def hunt(target: Any, *example: Any, **options: Any) -> Any:
         import anynan
 
-        known = dict(accept or {})
-        if not all(known.values()):
-            pytest.fail("anynan_stress(accept=...): give a reason for each", pytrace=False)
         report = anynan.stress(target, *example, **options)
-        left = [x for x in report.findings if x.group != "outside"]
-        if any(not any(word in finding.words for word in known) for finding in left):
+        if report.open:
             pytest.fail(str(report), pytrace=False)
         return report
 

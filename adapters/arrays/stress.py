@@ -28,6 +28,8 @@ class ArrayLab(Lab):
 
     def __init__(self, target: Callable[..., Any], args: tuple[Any, ...]) -> None:
         self.target, self.args, self.parameters = target, args, positional(target)
+        spaces = {namespace(x).__name__ for x in args if is_array(x)}
+        self.imports = tuple(f"import {name}" for name in sorted(spaces))
 
     def is_array(self, x: Any) -> bool:
         """Tell what an array is that a hunt may change."""
@@ -42,6 +44,12 @@ class ArrayLab(Lab):
         if isinstance(x, np.ndarray | np.generic):
             return new.copy()
         return namespace(x).asarray(new, dtype=x.dtype)
+
+    def code(self, x: Any) -> str:
+        """Write an array of the same dtype."""
+        if isinstance(x, np.ndarray | np.generic):
+            return "{}"
+        return f"{namespace(x).__name__}.asarray({{}})"
 
     def observe(self, program: Callable[..., Any], xs: Sequence[Any], watch: Observer) -> Observed:
         """Run a program once."""

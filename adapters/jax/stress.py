@@ -31,6 +31,7 @@ class JaxLab(Lab):
     """
 
     door = staticmethod(track)
+    imports = ("import jax.numpy as jnp",)
 
     def __init__(self, target: Callable[..., Any], args: tuple[Any, ...]) -> None:
         names = positional(target)
@@ -64,6 +65,10 @@ class JaxLab(Lab):
     def like(self, new: Array, x: Any) -> Any:
         """Make an array of the same dtype."""
         return jnp.asarray(new, dtype=x.dtype)
+
+    def code(self, x: Any) -> str:
+        """Write an array of the same dtype."""
+        return f'jnp.asarray({{}}, dtype="{x.dtype}")'
 
     def observe(self, program: Callable[..., Any], xs: Sequence[Any], watch: Observer) -> Observed:
         """Evaluate the traced program once."""

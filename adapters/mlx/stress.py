@@ -27,6 +27,7 @@ class MlxLab(Lab):
     """Run a model, a training step or a function on changed inputs."""
 
     door = staticmethod(track)
+    imports = ("import mlx.core as mx",)
 
     def __init__(self, target: Callable[..., Any], args: tuple[Any, ...]) -> None:
         self.target, self.args = target, args
@@ -49,6 +50,11 @@ class MlxLab(Lab):
     def like(self, new: Array, x: Any) -> Any:
         """Make an array of the same dtype."""
         return mx.array(np.ascontiguousarray(new)).astype(x.dtype)
+
+    def code(self, x: Any) -> str:
+        """Write an array of the same dtype."""
+        name = str(x.dtype).rpartition(".")[2]
+        return f"mx.array({{}}).astype(mx.{name})"
 
     def observe(self, program: Callable[..., Any], xs: Sequence[Any], watch: Observer) -> Observed:
         """Run a program once."""

@@ -24,6 +24,7 @@ class TensorflowLab(Lab):
     """Run a model, a training step or a function on changed inputs."""
 
     door = staticmethod(track)
+    imports = ("import tensorflow as tf",)
 
     def __init__(self, target: Callable[..., Any], args: tuple[Any, ...]) -> None:
         self.target, self.args = target, args
@@ -46,6 +47,10 @@ class TensorflowLab(Lab):
     def like(self, new: Array, x: Any) -> Any:
         """Make a tensor of the same dtype."""
         return tf.cast(tf.constant(new), x.dtype)
+
+    def code(self, x: Any) -> str:
+        """Write an array of the same dtype."""
+        return f"tf.cast({{}}, tf.{x.dtype.name})"
 
     def observe(self, program: Callable[..., Any], xs: Sequence[Any], watch: Observer) -> Observed:
         """Run a program once."""

@@ -34,6 +34,7 @@ class TorchLab(Lab):
     """Run a model, a training step or a function on changed inputs."""
 
     door = staticmethod(track)
+    imports = ("import torch",)
     deadly = frozenset({"aten._pdist_forward.default"})  # its gradient divides by their number
 
     def __init__(self, target: Callable[..., Any], args: tuple[Any, ...]) -> None:
@@ -65,6 +66,11 @@ class TorchLab(Lab):
         """Make a tensor of the same dtype and device, and a leaf where that is one."""
         made = torch.from_numpy(np.array(new)).to(device=x.device, dtype=x.dtype)
         return made.requires_grad_(x.requires_grad)
+
+    def code(self, x: Any) -> str:
+        """Write an array of the same dtype."""
+        made = f"torch.as_tensor({{}}, dtype={x.dtype})"
+        return f"{made}.requires_grad_()" if x.requires_grad else made
 
     def held(self) -> list[Holder]:
         """Say where its code reaches tensors that it leaves alone."""

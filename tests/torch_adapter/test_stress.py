@@ -1,6 +1,6 @@
 """A hunt over models, losses and training steps."""
 
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import anynan
+from anynan._cli.commands import main
 
 
 class Directions(nn.Module):
@@ -153,12 +154,13 @@ def test_a_step_that_returns_nothing_is_judged_by_what_it_leaves() -> None:
     assert _place(finding)[0] == "log"
 
 
-@pytest.mark.tier(2)
-def test_a_script_is_hunted_in_by_its_loop(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(
-        "import torch\n"
-        "x, y = torch.rand(6, 2), torch.ones(6, 1)\n"
+def test_a_script_is_hunted_in_by_its_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    script = (
+        "import sys, torch\n"
+        "x, y = torch.rand(6, 2), torch.ones(6, 1) * float(sys.argv[1])\n"
         "w = torch.zeros(2, 1, requires_grad=True)\n"
         "for epoch in range(1000):\n"
         "    p = torch.sigmoid(x @ w)\n"
@@ -167,13 +169,19 @@ def test_a_script_is_hunted_in_by_its_loop(tmp_path: Path) -> None:
         "    w.data -= w.grad; w.grad = None\n"
         "raise SystemExit(7)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-m", "anynan", "stress", "--budget", "30", str(script)],
-        capture_output=True, encoding="utf-8", check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert "log at train.py:6: smallest argument 0.5" in done.stdout
-    assert "x: moved towards log at train.py:6: smallest argument, after training" in done.stdout
+    Path("train.py").write_text(script)
+    before = list(sys.argv), list(sys.path), sys.modules["__main__"]
+    assert main(["stress", "--budget", "30", "--to-pytest", "test_found.py", "train.py", "1"]) == 0
+    assert (sys.argv, sys.path, sys.modules["__main__"]) == before
+    out = capsys.readouterr().out
+    assert "log at train.py:6: smallest argument 0.5" in out
+    assert "x: moved towards log at train.py:6: smallest argument, after training" in out
+    tests = runpy.run_path("test_found.py")
+    (found,) = (test for name, test in tests.items() if "moved_towards_log" in name)
+    with pytest.raises(AssertionError, match="op      log"):
+        found()
+    Path("train.py").write_text(script.replace("torch.sigmoid(x @ w)", "(x @ w).sigmoid() + 1e-6"))
+    found()
 
 
 _logits: torch.Tensor

@@ -1,12 +1,12 @@
 """``anynan stress``: hunt for inputs that make NaN or Inf."""
 
 import argparse
+import os
 import sys
 from collections.abc import Callable
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from anynan._base import products
 from anynan._cli.statuses import BAD, FINE, named, refuse
 
 if TYPE_CHECKING:
@@ -38,6 +38,11 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("--budget", type=float, default=60.0, metavar="SECONDS", help="default: 60")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="default: 0")
+    parser.add_argument("--accept", metavar="FILE", help="findings that are accepted (TOML)")
+    parser.add_argument(
+        "--write-baseline", metavar="REASON", help="add what is found to the file of --accept"
+    )
+    parser.add_argument("--to-pytest", metavar="FILE", help="write what is found as tests")
     parser.set_defaults(run=run)
 
 
@@ -50,36 +55,37 @@ def run(chosen: argparse.Namespace) -> int:
     Returns:
         The exit status.
     """
-    from anynan._apps.stress.script import NoLoopError
-
     try:
         report = _hunted(chosen)
-    except (NoLoopError, OSError, ImportError, AttributeError, TypeError, ValueError) as error:
+        if chosen.write_baseline:
+            report.accept(chosen.accept, chosen.write_baseline)
+        if chosen.to_pytest and report.findings:
+            report.to_pytest(chosen.to_pytest, chosen.target if ":" in chosen.target else None)
+    except (OSError, ImportError, AttributeError, TypeError, ValueError) as error:
         return refuse("stress", f"{chosen.target}: {error}")
     print(report)
-    return FINE if report.ok else BAD
+    return FINE if report.ok or chosen.write_baseline else BAD
 
 
 def _hunted(chosen: argparse.Namespace) -> "StressReport":
     from anynan._apps.stress.hunt import stress
-    from anynan._apps.stress.script import hunt_in
 
-    def hunt(target: Any, *example: Any) -> "StressReport":
-        with _progress() as tell:
-            return stress(target, *example, budget=chosen.budget, seed=chosen.seed, tell=tell)
-
-    if chosen.target.endswith(".py"):
-        load = products.part("run", "program").load
-
-        def run(code: Any, scope: dict[str, Any]) -> None:
-            load(chosen.target, chosen.arguments, module=False, code=code, scope=scope)()
-
-        found: StressReport = hunt_in(chosen.target, hunt, run)
-        return found
-    wanted = "a script that ends in .py, or module:function"
-    example = named(chosen.example, wanted)() if chosen.example else ()
-    example = example if isinstance(example, tuple) else (example,)
-    return hunt(named(chosen.target, wanted), *example)
+    known = chosen.accept
+    if chosen.write_baseline and not known:
+        msg = "give --write-baseline a file to write to, as --accept FILE"
+        raise ValueError(msg)
+    if chosen.write_baseline and not os.path.exists(known):
+        known = None
+    target, example = chosen.target, tuple(chosen.arguments)
+    if not target.endswith(".py"):
+        wanted = "a script that ends in .py, or module:function"
+        example = named(chosen.example, wanted)() if chosen.example else ()
+        example = example if isinstance(example, tuple) else (example,)
+        target = named(target, wanted)
+    with _progress() as tell:
+        return stress(
+            target, *example, budget=chosen.budget, seed=chosen.seed, accept=known, tell=tell
+        )
 
 
 @contextmanager

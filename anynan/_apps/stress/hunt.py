@@ -1,35 +1,41 @@
 """``anynan.stress``: hunt for inputs that make NaN or Inf before they come by themselves."""
 
 import io
+import os
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from anynan._apps.stress.accepted import Accept, accepted
 from anynan._apps.stress.edges import Margin, Site
 from anynan._apps.stress.inputs import Array, Domain, Input, Program, domains
 from anynan._apps.stress.lab import Lab, Watch
 from anynan._apps.stress.report import INSIDE, OUTSIDE, SHAPED, Finding, StressReport
 from anynan._apps.stress.rules import Trial, trials
+from anynan._apps.stress.script import as_main, hunt_in
 from anynan._apps.stress.search import Step, nearer, towards
+from anynan._apps.stress.written import Origin
 from anynan._base import products
 from anynan._base.context import setting
+from anynan._base.folders import refuse_full
 from anynan._reports.logs import private
 from anynan.events import Event
 
 DRAWS = 3  # random inputs within the range
 TRAINED = (1, 8, 64)  # steps of training on, after which the search goes on
 Tell = Callable[[str, float], object]
+Found = Mapping[str, Any] | None
 _AS_IT_IS = "the example itself"
 
 
 def stress(
     target: Any, *example: Any, budget: float = 60.0, seed: int = 0, domain: Domain = None,
-    tell: Tell | None = None,
+    accept: Accept = None, found: Found = None, tell: Tell | None = None,
 ) -> StressReport:  # fmt: skip
     """Hunt for inputs at which a model, a loss or a training step makes NaN or Inf.
 
@@ -41,14 +47,20 @@ def stress(
     refuses with an exception does no harm.
 
     Args:
-        target: A model, a training step, a loss, or any function of a framework or of arrays.
-        *example: What it is called with. A tensor whose gradient your program takes has
-            ``requires_grad``, as there.
+        target: A model, a training step, a loss, or any function of a framework or of arrays; or
+            the path of a script, whose training loop is the step. It runs up to there.
+        *example: What it is called with; a script's arguments. A tensor whose gradient your
+            program takes has ``requires_grad``, as there.
         budget: Seconds after which it ends.
         seed: Of the inputs that are drawn at random.
         domain: ``(low, high)`` of what can come in, or one for each input by name. Else it is
             the range of the example, column by column from 8 rows on; and what fails outside of
             it is told last, in one line.
+        accept: Findings that are accepted: reasons by a part of the finding's words or of its
+            operation and line, or the path of a file that ``report.accept`` wrote.
+        found: What was found before: ``inputs`` by name in place of the example's, ``steps`` of
+            training before, the ``mode``. Nothing is sought then, as in a test that
+            ``report.to_pytest`` wrote.
         tell: Is told what is tried, and which part of the budget is spent.
 
     Returns:
@@ -56,7 +68,8 @@ def stress(
 
     Raises:
         TypeError: If no framework takes the target, or the domain is no range.
-        ValueError: If the budget is not positive, or the domain names no input.
+        ValueError: If the budget is not positive, the domain names no input, or the file of
+            accepted findings is none.
         Exception: What the target raises on the example.
 
     Example:
@@ -70,7 +83,23 @@ def stress(
     if not budget > 0:
         msg = f"budget={budget} leaves no time: give the seconds to search for"
         raise ValueError(msg)
-    return Hunt(lab_of(target, example), budget, seed, domain, tell or (lambda *_: None)).report()
+    known = accepted(accept)
+
+    def hunted(step: Any, *given: Any) -> StressReport:
+        lab = lab_of(step, given)
+        hunt = Hunt(lab, budget, seed, domain, tell or (lambda *_: None))
+        report = hunt.report() if found is None else hunt.again(found)
+        report.origin = Origin(target, example, lab, hunt.arrays)
+        for finding in report.findings:
+            texts = (finding.words, finding.name)
+            reasons = (item.reason for item in known if item.covers(report.target, texts))
+            finding.reason = next(reasons, "")
+        return report
+
+    if not isinstance(target, str):
+        return hunted(target, *example)
+    report: StressReport = hunt_in(target, hunted, as_main(target, example))
+    return report
 
 
 def lab_of(target: Any, example: tuple[Any, ...]) -> Lab:
@@ -104,17 +133,41 @@ class Hunt:
         self._steps = 0
         self._deadly: list[str] = []
 
+    @property
+    def arrays(self) -> dict[str, Any]:
+        """Give the arrays of the example by name."""
+        return dict(zip(self._program.names, self._program.arrays, strict=True))
+
     def report(self) -> StressReport:
         """Hunt."""
-        report = self._report
         with _quiet():
             margins = self._first()
-            report.margins = sorted(margins.values(), key=lambda margin: margin.bits)
             if not self._found:
                 self._seek(list(margins))
                 self._by_rule()
                 self._by_mode()
                 self._by_training()
+        return self._ended()
+
+    def again(self, found: Mapping[str, Any]) -> StressReport:
+        """Run what was found before, and nothing else."""
+        inputs, steps, mode = (found.get(key) for key in ("inputs", "steps", "mode"))
+        others = {*found} - {"inputs", "steps", "mode"} or {*(inputs or ())} - {*self.arrays}
+        if others:
+            msg = f"found= names {min(others)!r}: it takes inputs by name, steps and a mode"
+            raise ValueError(msg)
+        with _quiet(), self._at(steps or 0, mode or ""):
+            self.inputs = [
+                Input.of(item.name, np.asarray(inputs[item.name], item.example.dtype), None)
+                if inputs and item.name in inputs
+                else item
+                for item in self.inputs
+            ]
+            self._first()
+        return self._ended()
+
+    def _ended(self) -> StressReport:
+        report = self._report
         report.findings = sorted(self._found.values(), key=lambda finding: finding.rank)
         report.seconds = time.monotonic() - self._began
         if self._over:
@@ -122,6 +175,30 @@ class Hunt:
                 f"the budget of {self._budget:g} s was spent before everything was tried"
             )
         return report
+
+    @contextmanager
+    def _at(self, steps: int, mode: str) -> Iterator[None]:
+        """Stand where something was found: after steps of training, and in another mode."""
+        modes = {"": nullcontext, **dict(self.lab.modes())}
+        if mode not in modes:
+            msg = f"there is no mode {mode!r}: there are {', '.join(filter(None, modes)) or 'none'}"
+            raise ValueError(msg)
+        before = self._steps, self._mode
+        with self.lab.kept(self._program.call):
+            for _ in range(steps):
+                self._program.call(*self._made([item.example for item in self.inputs]))
+            self._steps, self._mode = steps, (mode, modes[mode])
+            yield
+        self._steps, self._mode = before
+
+    def _save(self, finding: Finding, folder: str) -> None:
+        """Run a finding again, and have its tracker write a bundle."""
+        refuse_full(folder)
+        with _quiet(), self._at(finding.steps, finding.mode):
+            self._event(list(finding.inputs.values()), save=folder)
+        if not os.path.isdir(folder):
+            msg = f"save(): nothing goes bad in {self._report.target} this time"
+            raise ValueError(msg)
 
     @property
     def _over(self) -> bool:
@@ -148,6 +225,7 @@ class Hunt:
         watch = self._look(example)
         if self.error is not None:
             raise self.error
+        self._report.margins = sorted(watch.margins.values(), key=lambda margin: margin.bits)
         self._deadly = sorted(watch.raw & self.lab.deadly)
         if watch.bad is not None:
             self._investigate(example, _AS_IT_IS, watch.bad)
@@ -170,35 +248,40 @@ class Hunt:
         group = SHAPED if shaped and not empty else INSIDE if inside else OUTSIDE
         distance = max((item.distance(x) for item, x in pairs), default=0.0)
         named = {item.name: x for item, x in pairs}
-        words, known = f"{self._mode[0]}{words}", self._known.get(bad)
+        mode, known = self._mode[0], self._known.get(bad)
+        words = f"{mode}: {words}" if mode else words
         if known is not None:
-            new = replace(known, words=words, group=group, distance=distance, steps=self._steps)
+            new = replace(
+                known, words=words, group=group, distance=distance, steps=self._steps, mode=mode
+            )
             if new.rank >= known.rank:
                 known.add(words)
                 return True
         event = self._event(arrays)
         if event is None:
             return False
-        new = Finding(words, group, distance, event, named, self._steps)
+        new = Finding(
+            words, group, distance, event, named, self._steps, mode=mode, again=self._save
+        )
         known = self._known[bad] = self._found.setdefault(new.key, new)
         if new.rank < known.rank:
             self._known[bad] = self._found[new.key] = new
         self._known[bad].add(known.words, *known.also, words)
         return True
 
-    def _event(self, arrays: Sequence[Array]) -> Event | None:
+    def _event(self, arrays: Sequence[Array], **options: Any) -> Event | None:
         """Track a run on inputs; by operation, where what goes bad leads nowhere."""
         for level in ("step", "operation"):
-            events = self._events(arrays, level)
+            events = self._events(arrays, level=level, **options)
             if any(event.phase == "input" for event in events):
                 return None
             if events:
                 return events[0]
         return None
 
-    def _events(self, arrays: Sequence[Array], level: str) -> list[Event]:
+    def _events(self, arrays: Sequence[Array], **options: Any) -> list[Event]:
         with self.lab.kept(self._program.call), self._mode[1]():
-            tracker = self.lab.track(self._program.call, level)
+            tracker = self.lab.track(self._program.call, **options)
             try:
                 tracker(*self._made(arrays))
                 tracker.flush()
@@ -313,7 +396,7 @@ class Hunt:
         for words, mode in self.lab.modes():
             if self._over:
                 return
-            self._mode = (f"{words}: ", mode)
+            self._mode = (words, mode)
             self._report.tried += 1
             bad = self._look(example).bad
             harm = bad is not None and self._investigate(example, _AS_IT_IS, bad)

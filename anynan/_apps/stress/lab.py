@@ -87,6 +87,7 @@ class Lab(ABC):
         parameters: What the target calls its arguments.
         deadly: Operations whose own code ends the process where there is nothing to work on.
         trains: Whether a run changes what the next one finds, as a training step does.
+        imports: What code that writes an array needs, a line each.
     """
 
     door: Callable[..., Any]
@@ -95,6 +96,7 @@ class Lab(ABC):
     target: Callable[..., Any]
     args: tuple[Any, ...]
     parameters: Sequence[str] = ()
+    imports: tuple[str, ...] = ()
 
     @abstractmethod
     def is_array(self, x: Any) -> bool:
@@ -109,12 +111,16 @@ class Lab(ABC):
         """Make of numbers an array as ``x`` is one: dtype, device, whether it has a gradient."""
 
     @abstractmethod
+    def code(self, x: Any) -> str:
+        """Write ``like``: code with ``{}`` where the numbers go, as an array of NumPy's."""
+
+    @abstractmethod
     def observe(self, program: Callable[..., Any], xs: Sequence[Any], watch: Observer) -> Observed:
         """Run a program once, and leave no trace."""
 
-    def track(self, program: Callable[..., Any], level: str) -> Tracker:
+    def track(self, program: Callable[..., Any], **options: Any) -> Tracker:
         """Track a program as always, to record events."""
-        tracker: Tracker = self.door(program, action="record", level=level)
+        tracker: Tracker = self.door(program, action="record", **options)
         return tracker
 
     def held(self) -> list[Holder]:

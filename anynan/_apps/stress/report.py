@@ -1,10 +1,15 @@
 """What a hunt found."""
 
+import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from anynan._apps.stress.accepted import write as write_accepted
 from anynan._apps.stress.edges import Margin, place
 from anynan._apps.stress.inputs import Array
+from anynan._apps.stress.written import Kept, Origin
+from anynan._apps.stress.written import write as write_tests
 from anynan._diagnosis.rules.evidence import plural
 from anynan._reports.report import render, render_line
 from anynan.events import Event
@@ -27,6 +32,8 @@ class Finding:
         inputs: The inputs, by name.
         steps: Steps of training before it; 0 with the weights as they are.
         also: What else led to the same.
+        mode: How the target was run: ``under autocast in float16``, say; empty as it is.
+        reason: Why it is accepted; empty where it is not.
     """
 
     words: str
@@ -36,6 +43,9 @@ class Finding:
     inputs: dict[str, Array]
     steps: int = 0
     also: list[str] = field(default_factory=list)
+    mode: str = ""
+    reason: str = ""
+    again: Callable[["Finding", str], None] = field(repr=False, compare=False, kw_only=True)
 
     @property
     def rank(self) -> tuple[Any, ...]:
@@ -56,6 +66,26 @@ class Finding:
         """Note what else led to the same."""
         more = dict.fromkeys([*self.also, *words])
         self.also = [other for other in more if other != self.words]
+
+    @property
+    def name(self) -> str:
+        """Name the operation and the code it is in: what stays as lines move."""
+        operation = self.event.operation
+        if operation is None or operation.source is None:
+            return self.words
+        return f"{operation.name} in {operation.source.text}"
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Run the inputs once more, and write the failing operation as a bundle.
+
+        Args:
+            folder: Where to, as of ``tracker.save``: ``anynan replay`` runs it.
+
+        Raises:
+            FileExistsError: If something is in the folder.
+            ValueError: If nothing goes bad this time.
+        """
+        self.again(self, os.fspath(folder))
 
     def __str__(self) -> str:
         where = {
@@ -87,6 +117,7 @@ class StressReport:
         runs: How often the target ran.
         seconds: How long it took.
         notes: What was not tried, and why.
+        origin: What was run on which example.
     """
 
     target: str
@@ -97,11 +128,53 @@ class StressReport:
     runs: int = 0
     seconds: float = 0.0
     notes: list[str] = field(default_factory=list)
+    origin: Origin | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def open(self) -> list[Finding]:
+        """List what is not outside of the example's range, and not accepted."""
+        return [x for x in self.findings if x.group != OUTSIDE and not x.reason]
 
     @property
     def ok(self) -> bool:
-        """Tell whether nothing was found inside of the example's range."""
-        return not any(finding.group == INSIDE for finding in self.findings)
+        """Tell whether nothing was found inside of the example's range that is not accepted."""
+        return not any(finding.group == INSIDE for finding in self.open)
+
+    def accept(self, path: str | os.PathLike[str], reason: str) -> None:
+        """Add what is open to a file of accepted findings, which ``accept=`` reads.
+
+        Args:
+            path: The file, which is made if it is not there.
+            reason: Why they are accepted.
+
+        Raises:
+            ValueError: If there is no reason.
+        """
+        if not reason:
+            msg = "accept(): say why these findings are accepted, in reason="
+            raise ValueError(msg)
+        write_accepted(os.fspath(path), self.target, [x.name for x in self.open], reason)
+
+    def to_pytest(self, path: str | os.PathLike[str], target: str | None = None) -> None:
+        """Write tests that fail as long as the faults are there.
+
+        Each runs the target on one finding's inputs, without the hunt. What is outside of the
+        range is written only where nothing else was found. Large arrays are written beside it.
+
+        Args:
+            path: The file, as ``tests/test_found.py``.
+            target: ``module:name`` of what was run, where its own name does not lead to it.
+
+        Raises:
+            FileExistsError: If there is such a file.
+            ValueError: If nothing was found, or the target or an argument has no name to write.
+        """
+        wanted = self.open or [x for x in self.findings if not x.reason]
+        if not wanted or self.origin is None:
+            msg = "to_pytest(): nothing was found, so there is nothing to write"
+            raise ValueError(msg)
+        kept = [Kept(x.what, render_line(x.event), x.inputs, x.steps, x.mode) for x in wanted]
+        write_tests(os.fspath(path), self.origin, kept, target)
 
     def __str__(self) -> str:
         lines = [f"stress of {self.target}: {self.survived} of {self.tried} survived"]
@@ -110,9 +183,9 @@ class StressReport:
             lines += [f"  {margin}" for margin in self.margins[:_SHOWN]]
             if len(self.margins) > _SHOWN:
                 lines.append(f"  and {len(self.margins) - _SHOWN} more")
-        folded = [finding for finding in self.findings if finding.group == OUTSIDE]
+        folded = [x for x in self.findings if x.group == OUTSIDE and not x.reason]
         for number, finding in enumerate(self.findings, 1):
-            if finding.group != OUTSIDE:
+            if finding.group != OUTSIDE and not finding.reason:
                 lines += ["", f"{number}. {finding}"]
                 lines += [f"   {x}".rstrip() for x in render(finding.event).splitlines()]
                 lines += _also(finding)
@@ -120,6 +193,11 @@ class StressReport:
             lines += ["", "outside the example's range"]
         for finding in folded:
             lines += [f"  {finding.what}", f"    {render_line(finding.event)}"]
+        known = [finding for finding in self.findings if finding.reason]
+        if known:
+            lines += ["", "accepted"]
+        for finding in known:
+            lines += [f"  {finding.what}", f"    {finding.reason}"]
         if self.notes:
             lines += ["", *(f"note: {note}" for note in self.notes)]
         return "\n".join(lines)

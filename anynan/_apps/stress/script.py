@@ -2,8 +2,11 @@
 
 import ast
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+
+from anynan._base import products
 
 STEP, HUNT = "__anynan_step__", "__anynan_hunt__"
 _GIVEN = "_of_the_loop"  # the ending of parameters that stand for the loop's own names
@@ -14,7 +17,7 @@ _INNER = (*_SCOPES, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _TRAINING = frozenset({"backward", "apply_gradients", "train_on_batch", "step"})
 
 
-class NoLoopError(Exception):
+class NoLoopError(ValueError):
     """Raise where a script has no loop whose body can be a step."""
 
 
@@ -48,7 +51,7 @@ def stepped(source: str, path: str) -> tuple[Any, int]:
     ]
     chosen = inner[0] if inner else next((x for x in reversed(found) if x[1] is None), None)
     if chosen is None:
-        msg = "it has no training loop: give a function, as module:step"
+        msg = f"{path} has no training loop: give a function, as module:step"
         raise NoLoopError(msg)
     loop, function = chosen
     _replace(loop, function)
@@ -141,6 +144,20 @@ class Ended(BaseException):
     """End a script once its loop was hunted in."""
 
 
+def as_main(path: str, arguments: Sequence[str]) -> Callable[[Any, dict[str, Any]], None]:
+    """Give what runs a script's code as the program, and leaves this program as it was."""
+
+    def run(code: Any, scope: dict[str, Any]) -> None:
+        before = sys.modules["__main__"], list(sys.argv), list(sys.path)
+        load = products.part("run", "program").load
+        try:
+            load(path, list(arguments), module=False, code=code, scope=scope)()
+        finally:
+            sys.modules["__main__"], sys.argv[:], sys.path[:] = before
+
+    return run
+
+
 def hunt_in(path: str, hunt: Callable[..., Any], run: Callable[[Any, dict[str, Any]], None]) -> Any:
     """Run a script up to its training loop, and hunt with the loop's body.
 
@@ -153,7 +170,7 @@ def hunt_in(path: str, hunt: Callable[..., Any], run: Callable[[Any, dict[str, A
         What ``hunt`` returns.
 
     Raises:
-        NoLoopError: If there is no such loop, or the script does not come to it.
+        ValueError: If there is no such loop, or the script does not come to it.
         OSError: If the script cannot be read.
     """
     with open(path, encoding="utf-8") as file:
@@ -173,5 +190,5 @@ def hunt_in(path: str, hunt: Callable[..., Any], run: Callable[[Any, dict[str, A
         run(code, {HUNT: reached})
     except Ended:
         return found[0]
-    msg = f"the script ended before its loop at line {line} ran"
+    msg = f"{path}: the script ended before its loop at line {line} ran"
     raise NoLoopError(msg)
