@@ -44,8 +44,10 @@ class Consequences:
         self._cleared = False  # whether a clean step came after them
         # The one of these weights by which a later step sees that they still are bad.
         self._witness: BadParameter | None = None
+        self._looked: weakref.ref[Step] | None = None  # the step in which it was found bad
         # The last step that was bad, and the one whose event stands for it.
         self._bad: tuple[int, Step | None] = -1, None
+        self._said = ""  # which of these faults was mentioned last
         record.replaced.append(weakref.WeakMethod(self._replace))
 
     def _replace(self, event: Event, new: Event) -> None:
@@ -67,7 +69,7 @@ class Consequences:
             return False
         if self._seen is not None and (self._cleared or reading.key(kind) not in self._seen):
             return False
-        if self._repaired():
+        if self._repaired(step):
             return False
         self._count(step, first, 1 + later, self._since(first))
         return True
@@ -110,13 +112,16 @@ class Consequences:
         first = self.corrupting
         if first is None or (step is not None and (first is step or step.number < first.number)):
             return False
-        return not (self._seen is not None and self._cleared) and not self._repaired()
+        return not (self._seen is not None and self._cleared) and not self._repaired(step)
 
-    def _repaired(self) -> bool:
+    def _repaired(self, step: Step | None = None) -> bool:
         """Look at one weight that was bad, at all only where it is good; forget it if they are.
 
-        What cannot be looked at counts as bad still: the program goes on all the same.
+        In one step they are looked at once. What cannot be looked at counts as bad still: the
+        program goes on all the same.
         """
+        if step is not None and self._looked is not None and self._looked() is step:
+            return False
         try:
             if self._witness is None or not self._subject.adapter.is_bad(self._witness):
                 bad = self._weights.bad()
@@ -127,6 +132,8 @@ class Consequences:
             return False
         if self._witness is None:
             self.corrupting = None
+        elif step is not None:
+            self._looked = weakref.ref(step)
         return self._witness is None
 
     def _since(self, first: Step) -> str:
@@ -146,7 +153,9 @@ class Consequences:
         step.failed = first.failed = replace(event, spread=replace(event.spread, count=count))
         step.skip = step.skip or self._subject.action == "skip"
         self._record.replace(event, first.failed)
-        action = self._subject.options.action
+        if said == self._said:
+            return
+        self._said, action = said, self._subject.options.action
         name = repr(action) if isinstance(action, str) else "a function"
         self._notes.mention(messages.WEIGHTS_BAD_SINCE(since=said, action=name))
 

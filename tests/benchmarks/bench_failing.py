@@ -65,7 +65,7 @@ def timed(step: Step, *, bad: bool = False) -> float:
 
 
 def measure(
-    make: Callable[[], Step], program: str, size: str, level: str, heap: int = 0, rounds: int = 20
+    make: Callable[[], Step], program: str, size: str, level: str, heap: int = 0, rounds: int = 60
 ) -> Row:
     """Measure a program beside its clean twin.
 
@@ -134,7 +134,7 @@ def torch_rows() -> Iterator[Row]:
                 yield measure(
                     partial(make, kind, depth, level),
                     f"PyTorch, track({kind})", f"{depth} layers", level, heap,
-                    8 if level == "operation" else 20,
+                    8 if level == "operation" else 60,
                 )  # fmt: skip
 
 

@@ -3,11 +3,14 @@
 import weakref
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from anynan._diagnosis.evidence import BadParameter
 from anynan._readings.readings import ProbePoint
 from anynan.tensorflow.read import probes, readings
+
+SMALL = 1024
 
 
 class Weights:
@@ -173,6 +176,8 @@ def _if_bad(variable: Any, before: dict[int, Any]) -> Any:
         return None
     value = before.get(id(variable))
     value = read(variable) if value is None else value
+    if value.shape.num_elements() <= SMALL:  # several operations of TensorFlow take far longer
+        return None if np.isfinite(probes.on_host(value)).all() else value
     return None if bool(probes.fine(value)) else value
 
 

@@ -61,7 +61,7 @@ class Scalers:
 
     def _find(self, state: State) -> Any:
         """Choose the scaler that steps the watched weights, where that is known yet."""
-        scalers = list(_found)
+        scalers = list(_found) if ever else []
         if len(scalers) > 1 and not self._looked:  # an update tells it: this is of the first step
             done = {ref(): set(states) for ref, states in since(state.scales)}
             done = {scaler: set(work_of(scaler)) | done.get(scaler, set()) for scaler in scalers}
