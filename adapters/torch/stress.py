@@ -64,7 +64,8 @@ class TorchLab(Lab):
 
     def like(self, new: Array, x: Any) -> Any:
         """Make a tensor of the same dtype and device, and a leaf where that is one."""
-        made = torch.from_numpy(np.array(new)).to(device=x.device, dtype=x.dtype)
+        # A kernel may round otherwise where numbers lie elsewhere: they lie as a tensor's own do.
+        made = torch.from_numpy(np.array(new)).to(device=x.device, dtype=x.dtype, copy=True)
         return made.requires_grad_(x.requires_grad)
 
     def code(self, x: Any) -> str:

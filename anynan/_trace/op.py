@@ -68,6 +68,11 @@ class Op:
         """Give its plain arguments."""
         raise NotImplementedError
 
+    @property
+    def blank(self) -> bool:
+        """Tell whether it only takes memory, with whatever numbers are in it."""
+        return "empty" in self.kernel
+
     def rerun(
         self, inputs: Mapping[str, Any] | None = None, dtype: str | None = None
     ) -> Sequence[Any]:

@@ -1,8 +1,10 @@
 """A hunt over models, losses and training steps."""
 
+import itertools
 import runpy
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import anynan
+from anynan._apps.stress import hunt
 from anynan._cli.commands import main
 
 
@@ -56,6 +59,28 @@ def test_the_slope_leads_to_a_probability_of_zero() -> None:
     assert finding.event.cause is not None
     assert finding.event.cause.tag in ("log_of_zero", "slope_overflow")
     assert finding.inputs["logits"].max() <= 90
+
+
+def test_a_hunt_depends_neither_on_the_clock_nor_on_what_was_in_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def loss(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return -torch.log(torch.softmax(logits, 1).gather(1, y[:, None])).mean()
+
+    logits, y = torch.randn(8, 4, requires_grad=True), torch.randint(0, 4, (8,))
+
+    def told(seconds: float, left: float) -> tuple[str, int]:
+        """Hunt where a look at the clock takes so long, and freed memory holds such numbers."""
+        clock = itertools.count(0.0, seconds)
+        monkeypatch.setattr(hunt, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+        freed = [torch.full((8, 4), left) for _ in range(400)]
+        del freed
+        report = anynan.stress(loss, logits, y, domain={"logits": (-90.0, 90.0)})
+        assert report.notes == []
+        return str(report), report.runs
+
+    fast = told(1e-6, 0.0)
+    assert [told(0.1, left) for left in (float("nan"), 1.0, float("inf"))] == [fast] * 3
 
 
 def test_the_gradient_of_a_root_is_found_where_a_loss_is_finite() -> None:

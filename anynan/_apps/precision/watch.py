@@ -134,11 +134,6 @@ class Break:
     bits: float | None = None
 
 
-def blank(op: Op) -> bool:
-    """Tell whether an operation only takes memory, with whatever numbers are in it."""
-    return "empty" in op.kernel
-
-
 class Places:
     """Name operations so that those of two runs can be told to be the same."""
 
@@ -169,7 +164,7 @@ class Ranges:
     def __call__(self, op: Op) -> None:
         """Take one operation down."""
         made = [x for x in op.outputs if self._narrow.host(x) is not None]
-        if not made or blank(op):
+        if not made or op.blank:
             return
         if op.written:  # what was measured may have changed
             self._known.clear()
@@ -275,7 +270,7 @@ class Breaks:
     def __call__(self, op: Op) -> Sequence[Any] | None:
         """Look at one operation."""
         made = list(op.outputs)
-        if blank(op) or all(self._narrow.host(x) is None for x in made):
+        if op.blank or all(self._narrow.host(x) is None for x in made):
             return None
         self.seen += 1
         source = op.source

@@ -15,8 +15,8 @@ from anynan._trace.op import Observed, Observer, Op
 from anynan.tracker import Tracker
 
 Array = np.ndarray
-# An infinity that these make was written there, or is no more than what was in memory.
-_PLACING = PLACING | {"empty", "random"}
+# An infinity that these make was written there.
+_PLACING = PLACING | {"random"}
 
 
 class Watch:
@@ -65,6 +65,8 @@ class Watch:
         return finite
 
     def _makes_bad(self, op: Op) -> bool:
+        if op.blank:  # its numbers are those of memory that somebody else has used
+            return False
         nan = inf = False
         for x in map(self._host, op.outputs):
             if x.dtype.kind in "fc" and not np.isfinite(x).all():
@@ -72,7 +74,7 @@ class Watch:
         if not inf:
             return False
         given = [self._host(x) for _, x in op.inputs]
-        if nan and op.name not in ("empty", "copy"):
+        if nan and op.name != "copy":
             return not any(np.isnan(x).any() for x in given)
         return op.name not in _PLACING and all(np.isfinite(x).all() for x in given)
 
