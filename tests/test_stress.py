@@ -8,6 +8,7 @@ import pytest
 import anynan
 from anynan._apps.stress.edges import Edge
 from anynan._apps.stress.inputs import Input
+from anynan._apps.stress.rules import trials
 
 X = np.random.default_rng(0).random((6, 3))
 
@@ -31,11 +32,70 @@ def test_the_example_run_lists_each_edge_with_its_distance() -> None:
     assert exp.distance == pytest.approx(np.log(np.finfo(float).max) - X.max(), abs=1e-3)
 
 
+def test_a_margin_is_told_with_its_line_in_the_operands_units_and_in_bits() -> None:
+    def loss(p: Any) -> Any:
+        return -np.log(p).mean()
+
+    report = anynan.stress(loss, np.array([0.5, 3e-7]))
+    line = loss.__code__.co_firstlineno + 1
+    told = f"log at test_stress.py:{line}: smallest argument 3e-07 (1052 bits from the edge)"
+    assert f"nearest edges in the example's run\n  {told}\n" in str(report)
+
+
+@pytest.mark.parametrize(
+    ("fn", "told"),
+    [
+        (np.log, "log: smallest argument 0.25 "),
+        (lambda x: 1 / x, "divide: divisor nearest 0 0.25 "),
+        (np.sqrt, "sqrt: smallest argument 0.25 "),
+        (lambda x: x**0.5, "pow: smallest base 0.25 "),
+        (lambda x: x**-2, "pow: base nearest 0 0.25 "),
+        (np.arcsin, "asin: largest argument 0.75 "),
+        (np.exp, "exp: largest argument 0.75 "),
+        (np.linalg.norm, "vector_norm: smallest result (its gradient) 0.9354 "),
+        (np.std, "std: smallest result (its gradient) 0.2041 "),
+        (lambda x: x.var(ddof=1), "var: fewest elements 3 "),
+        (lambda x: x.astype(np.float16), "astype: largest result 0.75 "),
+        (lambda x: x.astype(np.float16).sum(), "sum: largest result 1.5 "),
+    ],
+)
+def test_an_operation_with_an_edge_is_listed(fn: Any, told: str) -> None:
+    margins = anynan.stress(lambda x: fn(x), np.array([0.25, 0.5, 0.75]), budget=1e-9).margins
+    found = [f"{x.site.operation}: {x.site.edge.what} {x.number:.4g} " for x in margins]
+    assert told in found
+
+
+def test_inputs_by_rule_are_made_of_every_kind_of_input() -> None:
+    rows, labels = np.arange(6.0).reshape(3, 2), np.array([0, 1, 1])
+    inputs = [
+        Input.of(name, x, None)
+        for name, x in {"x": rows, "z": rows + 1, "y": labels, "seen": labels == 0}.items()
+    ]
+    words = {trial.words for trial in trials(inputs)}
+    of_rows = ["a row of zeros", "a row of ones", "two rows alike", "all rows alike", "all equal"]
+    of_rows += ["zeros", "ones", "a row of equal numbers", "100 times as far apart"]
+    of_rows += ["at the low end of the range", "a row at the high end of the range"]
+    assert {f"x: {text}" for text in of_rows} <= words
+    assert {"y: all labels are ignored", "y: all are 0", "y: all are 1"} <= words
+    assert {"seen: the mask is False throughout", "seen: the mask is True throughout"} <= words
+    assert "seen: nothing is left of the first row of the mask" in words
+    assert {"z: the same as x", "one row only", "an empty batch", "length one"} <= words
+
+
+def test_a_sample_that_spoils_the_others_is_told_outside_of_the_range() -> None:
+    (finding,) = anynan.stress(lambda x: x - x.mean(axis=0), X).findings
+    assert finding.words == "x: a NaN in the first row spoils other rows"
+    assert finding.group == "outside"
+    assert anynan.stress(lambda x: x - x.mean(axis=1, keepdims=True), X).findings == []
+
+
 def test_equal_numbers_are_found_with_line_cause_and_fix() -> None:
     report = anynan.stress(_standard, X)
     (finding,) = [each for each in report.findings if each.group == "inside"]
     event = finding.event
     assert finding.words == "x: all equal"
+    assert finding.numbers == f"18 of 18 numbers of x are 0.5291, and were {X.min():.4g} to 0.9351"
+    assert f"   inputs   {finding.numbers}\n" in str(report)
     assert event.operation is not None
     assert event.operation.name == "divide"
     assert event.operation.source is not None

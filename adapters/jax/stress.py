@@ -125,7 +125,7 @@ def _sloping(whole: Program, site: Site, places: list[int]) -> Callable[..., Any
                 return
             found = (edge for edge in edges(op) if edge == site.edge)
             if any(Site(op.name, edge, op.layer, op.source) == site for edge in found):
-                kept.append(op.outputs[0] if site.edge.of_result else op.inputs[-1][1])
+                kept.append(site.edge.array(op))
 
         observed = Run(whole, keep).observed(arrays)
         if observed.error is not None:

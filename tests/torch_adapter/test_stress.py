@@ -45,6 +45,18 @@ def test_a_model_is_moved_to_a_row_of_zeros() -> None:
     assert [m.site.operation for m in report.margins] == ["vector_norm", "divide"]
 
 
+def test_a_masked_row_and_a_variance_of_few_have_margins_of_their_own() -> None:
+    def attend(x: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+        scores = (x @ x.T).masked_fill(~seen, -float("inf"))
+        return torch.softmax(scores, -1) @ x / x.var(dim=0)
+
+    seen = torch.tensor([[True, True, True], [True, False, True], [True, False, True]])
+    report = anynan.stress(attend, torch.randn(3, 2), seen, budget=1e-9)
+    found = {f"{x.site.operation}: {x.site.edge.what} {x.number:g}" for x in report.margins}
+    assert "softmax: fewest numbers in a row that are not -Inf 2" in found
+    assert "var: fewest elements 3" in found
+
+
 def test_the_slope_leads_to_a_probability_of_zero() -> None:
     def loss(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return -torch.log(torch.softmax(logits, 1).gather(1, y[:, None])).mean()

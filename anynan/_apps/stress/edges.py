@@ -15,6 +15,7 @@ from anynan._trace.op import Op
 from anynan.events import Source
 
 Way = Literal["above", "below", "away"]
+Measured = Literal["operand", "result", "row", "count"]
 
 # Their divisor, or what is divided by, is the last operand.
 _DIVIDING = frozenset(
@@ -29,7 +30,10 @@ _SUMS = frozenset(
      "cumsum", "add"}
 )  # fmt: skip
 _NARROW = 1e6
-_EDGED = _DIVIDING | _GROWING.keys() | _SLOPES | _SUMS | {"pow"}
+_ROWS = frozenset({"softmax", "log_softmax"})
+_CORRECTED = frozenset({"std", "var"})
+FEW = 8  # elements up to which a variance is one of few
+_EDGED = _DIVIDING | _GROWING.keys() | _SLOPES | _SUMS | _ROWS | _CORRECTED | {"pow"}
 _PHASES = ("forward", "loss", "value")
 
 
@@ -41,13 +45,40 @@ class Edge:
         what: What is measured, as ``smallest argument``.
         side: Whether it has to stay ``above`` or ``below`` the bound, or ``away`` from it.
         bound: The number.
-        of_result: Whether it is the result that is measured, not the last operand.
+        of: What is measured: the last operand, the ``result``, the numbers in a ``row`` of the
+            operand that are not masked, or the ``count`` of elements that are made one.
     """
 
     what: str
     side: Way
     bound: float
-    of_result: bool = False
+    of: Measured = "operand"
+
+    @property
+    def has_slope(self) -> bool:
+        """Tell whether it is numbers that are measured, not how many there are."""
+        return self.of in ("operand", "result")
+
+    def array(self, op: Op) -> Any:
+        """Give the array that is looked at."""
+        return op.outputs[0] if self.of == "result" else op.inputs[-1][1]
+
+    def numbers(self, op: Op, x: np.ndarray) -> np.ndarray:
+        """Give the numbers that have to keep a distance; none where it is out of sight.
+
+        Args:
+            op: The operation.
+            x: Its array, on the host.
+        """
+        axis = op.params.get("dim")
+        axis = tuple(axis) if isinstance(axis, list) else axis
+        if self.of == "row":
+            left = np.asarray((x != -np.inf).sum(axis=axis))
+            return left if (x == -np.inf).any() else np.empty(0)
+        if self.of == "count":
+            many = np.asarray(np.ones(x.shape).sum(axis=axis or None))
+            return many if many.size and many.max() <= FEW else np.empty(0)
+        return np.asarray(x[np.isfinite(x)])
 
     def distance(self, x: np.ndarray) -> float:
         """Give the smallest distance of an array's finite numbers from the edge."""
@@ -60,12 +91,14 @@ class Edge:
             return abs(x - self.bound)
         if self.side == "above":
             return x - self.bound
-        return self.bound - (abs(x) if self.of_result else x)
+        return self.bound - (abs(x) if self.of == "result" else x)
 
     def bits(self, distance: float, dtype: str) -> float:
         """Say how often a distance can be halved until it is no longer there."""
         if distance <= 0:
             return 0.0
+        if not self.has_slope:
+            return math.log2(max(distance, 1.0))
         form = format_of(dtype) or FORMATS["float64"]
         step = form.value(1) if self.bound == 0 else 2 * form.unit * abs(self.bound)
         return max(math.log2(distance) - math.log2(step), 0.0)
@@ -93,8 +126,10 @@ def _edges(op: Op) -> Iterator[Edge]:
         yield Edge("largest argument", "below", round(math.log(top) / _GROWING[name], 4))
     elif name == "pow":
         yield from _of_power(op)
-    elif name in _SLOPES:
-        yield Edge("smallest result (its gradient)", "above", 0.0, of_result=True)
+    elif name in _ROWS:
+        yield Edge("fewest numbers in a row that are not -Inf", "above", 0.0, "row")
+    elif name in _SLOPES or name in _CORRECTED:
+        yield from _of_spread(op)
     elif word is not None and word.bounds is not None:
         low, high = word.bounds
         if math.isfinite(low):
@@ -104,7 +139,17 @@ def _edges(op: Op) -> Iterator[Edge]:
     elif name in _SUMS and op.outputs:
         largest = dtype_max(op.outputs[0])
         if largest is not None and largest < _NARROW:
-            yield Edge("largest result", "below", largest, of_result=True)
+            yield Edge("largest result", "below", largest, "result")
+
+
+def _of_spread(op: Op) -> Iterator[Edge]:
+    if op.name in _SLOPES:
+        yield Edge("smallest result (its gradient)", "above", 0.0, "result")
+    correction = op.params.get("correction", op.params.get("unbiased", 1))
+    if op.name in _CORRECTED and (correction is None or correction > 0):
+        yield Edge(
+            "fewest elements", "above", float(1 if correction is None else correction), "count"
+        )
 
 
 def _of_power(op: Op) -> Iterator[Edge]:

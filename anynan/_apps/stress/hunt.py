@@ -16,10 +16,11 @@ from anynan._apps.stress.edges import Margin, Site
 from anynan._apps.stress.inputs import Array, Domain, Input, Program, domains
 from anynan._apps.stress.lab import Lab, Watch
 from anynan._apps.stress.report import INSIDE, OUTSIDE, SHAPED, Finding, StressReport
-from anynan._apps.stress.rules import Trial, trials
+from anynan._apps.stress.rules import Trial, spoilt, trials
 from anynan._apps.stress.script import as_main, hunt_in
 from anynan._apps.stress.search import Step, nearer, towards
 from anynan._apps.stress.written import Origin
+from anynan._arrays.containers import leaves
 from anynan._base import products
 from anynan._base.context import setting
 from anynan._base.folders import refuse_full
@@ -130,7 +131,7 @@ class Hunt:
         self._known: dict[object, Finding] = {}  # by the operation that was seen to go bad
         self._report = StressReport(self._program.call.__name__)
         self._mode: tuple[str, Callable[[], AbstractContextManager[object]]] = ("", nullcontext)
-        self._steps = 0
+        self._steps: int | None = 0 if lab.trains else None
         self._deadly: list[str] = []
 
     @property
@@ -145,6 +146,7 @@ class Hunt:
             if not self._found:
                 self._seek(list(margins))
                 self._by_rule()
+                self._by_spoiling()
                 self._by_mode()
                 self._by_training()
         return self._ended()
@@ -187,14 +189,14 @@ class Hunt:
         with self.lab.kept(self._program.call):
             for _ in range(steps):
                 self._program.call(*self._made([item.example for item in self.inputs]))
-            self._steps, self._mode = steps, (mode, modes[mode])
+            self._steps, self._mode = steps or self._steps, (mode, modes[mode])
             yield
         self._steps, self._mode = before
 
     def _save(self, finding: Finding, folder: str) -> None:
         """Run a finding again, and have its tracker write a bundle."""
         refuse_full(folder)
-        with _quiet(), self._at(finding.steps, finding.mode):
+        with _quiet(), self._at(finding.steps or 0, finding.mode):
             self._event(list(finding.inputs.values()), save=folder)
         if not os.path.isdir(folder):
             msg = f"save(): nothing goes bad in {self._report.target} this time"
@@ -216,15 +218,15 @@ class Hunt:
         self._report.runs += 1
         self._tell(self._mode[0], (time.monotonic() - self._began) / self._budget)
         with self._mode[1]():
-            self.error = self.lab.observe(self._program.call, self._made(arrays), watch).error
+            self._seen = self.lab.observe(self._program.call, self._made(arrays), watch)
         return watch
 
     def _first(self) -> dict[Site, Margin]:
         """Run the example itself."""
         example = [item.example for item in self.inputs]
         watch = self._look(example)
-        if self.error is not None:
-            raise self.error
+        if self._seen.error is not None:
+            raise self._seen.error
         self._report.margins = sorted(watch.margins.values(), key=lambda margin: margin.bits)
         self._deadly = sorted(watch.raw & self.lab.deadly)
         if watch.bad is not None:
@@ -246,27 +248,27 @@ class Hunt:
         empty = any(item.example.size and not x.size for item, x in pairs)
         inside = all(item.holds(x) for item, x in pairs) and not empty
         group = SHAPED if shaped and not empty else INSIDE if inside else OUTSIDE
-        distance = max((item.distance(x) for item, x in pairs), default=0.0)
-        named = {item.name: x for item, x in pairs}
         mode, known = self._mode[0], self._known.get(bad)
-        words = f"{mode}: {words}" if mode else words
-        if known is not None:
-            new = replace(
-                known, words=words, group=group, distance=distance, steps=self._steps, mode=mode
-            )
-            if new.rank >= known.rank:
-                known.add(words)
-                return True
+        facts: dict[str, Any] = {
+            "words": f"{mode}: {words}" if mode else words,
+            "group": group,
+            "distance": max((item.distance(x) for item, x in pairs), default=0.0),
+            "inputs": {item.name: x for item, x in pairs},
+            "steps": self._steps,
+            "mode": mode,
+            "numbers": "; ".join(filter(None, (item.changes(x) for item, x in pairs))),
+        }
+        if known is not None and replace(known, **facts).rank >= known.rank:
+            known.add(facts["words"])
+            return True
         event = self._event(arrays)
         if event is None:
             return False
-        new = Finding(
-            words, group, distance, event, named, self._steps, mode=mode, again=self._save
-        )
+        new = Finding(event=event, again=self._save, **facts)
         known = self._known[bad] = self._found.setdefault(new.key, new)
         if new.rank < known.rank:
             self._known[bad] = self._found[new.key] = new
-        self._known[bad].add(known.words, *known.also, words)
+        self._known[bad].add(known.words, *known.also, new.words)
         return True
 
     def _event(self, arrays: Sequence[Array], **options: Any) -> Event | None:
@@ -299,7 +301,7 @@ class Hunt:
             return
         firsts: list[tuple[float, int, Site, Step]] = []
         start = tuple(item.example for item in self.inputs)
-        for number, site in enumerate(sites):
+        for number, site in enumerate(x for x in sites if x.edge.has_slope):
             if self._over:
                 return
             step = self._step(site, start)
@@ -390,6 +392,36 @@ class Hunt:
                 for item in self.inputs
             )
             yield Trial("random numbers", arrays)
+
+    def _by_spoiling(self) -> None:
+        """Put a NaN or an Inf into one sample, and see whether the others stay finite."""
+        example = [item.example for item in self.inputs]
+        for number, item in enumerate(self.inputs):
+            if not item.fractions or item.given or not item.example.shape[:1] > (1,):
+                continue
+            for words, x in spoilt(item.example):
+                if self._over:
+                    return
+                arrays = [*example[:number], x, *example[number + 1 :]]
+                good = self._others_stay_good(arrays, len(x))
+                self._report.tried += good is not None
+                self._report.survived += bool(good)
+                if good is False:
+                    self._found_spoilt(arrays, f"{item.name}: {words}")
+
+    def _others_stay_good(self, arrays: Sequence[Array], many: int) -> bool | None:
+        """Tell whether the first sample spoils no other; None where no result has rows."""
+        self._look(arrays)
+        results = [x for _, x in leaves(self._seen.value, "") if self.lab.is_array(x)]
+        rows = [x[1:] for x in map(self.lab.host, results) if x.shape[:1] == (many,)]
+        return all(np.isfinite(x).all() for x in rows if x.size) if rows else None
+
+    def _found_spoilt(self, arrays: Sequence[Array], words: str) -> None:
+        events = self._events(arrays, level="step")
+        named = dict(zip(self._program.names, arrays, strict=True))
+        for event in events[:1]:
+            new = Finding(words, OUTSIDE, np.inf, event, named, self._steps, again=self._save)
+            self._found.setdefault(new.key, new).add(words)
 
     def _by_mode(self) -> None:
         example = [item.example for item in self.inputs]

@@ -77,6 +77,22 @@ class Input:
             moved = np.abs(x.astype(np.float64) - self.example.astype(np.float64)) / self.width
         return float(np.nan_to_num(moved, nan=np.inf).max())
 
+    def changes(self, x: Array) -> str:
+        """Say in numbers what other numbers change, empty if nothing."""
+        old = self.example
+        if x.shape != old.shape:
+            return f"{self.name} has the shape {x.shape}, and had {old.shape}"
+        other = (x != old) & ~((x != x) & (old != old))
+        if not other.any():
+            return ""
+        now, before = _span(x[other]), _span(old[other])
+        return f"{other.sum()} of {x.size} numbers of {self.name} are {now}, and were {before}"
+
+
+def _span(x: Array) -> str:
+    low, high = f"{x.min():.4g}", f"{x.max():.4g}"
+    return low if low == high else f"{low} to {high}"
+
 
 class EndedByItselfError(Exception):
     """Stand for the end of a program that ends itself on an input."""

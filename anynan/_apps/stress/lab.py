@@ -45,8 +45,8 @@ class Watch:
         """See one operation."""
         self.raw.add(op.raw)
         for edge in edges(op):
-            x = op.outputs[0] if edge.of_result else op.inputs[-1][1]
-            numbers = self._finite(x)
+            x = edge.array(op)
+            numbers = edge.numbers(op, self._host(x))
             if not numbers.size:
                 continue
             site = Site(op.name, edge, op.layer, op.source)
@@ -58,11 +58,6 @@ class Watch:
                 self.kept.append(x)
         if self.bad is None and self._makes_bad(op):
             self.bad = op.name, place(op.source, op.layer)
-
-    def _finite(self, x: Any) -> Array:
-        numbers = self._host(x)
-        finite: Array = numbers[np.isfinite(numbers)]
-        return finite
 
     def _makes_bad(self, op: Op) -> bool:
         if op.blank:  # its numbers are those of memory that somebody else has used

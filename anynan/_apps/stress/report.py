@@ -30,10 +30,11 @@ class Finding:
         distance: How far the numbers are from the example's, in widths of their range.
         event: What an investigation of the run says: layer, operation, line, cause, tried fix.
         inputs: The inputs, by name.
-        steps: Steps of training before it; 0 with the weights as they are.
+        steps: Steps of training before it; 0 with the weights as they are, None without training.
         also: What else led to the same.
         mode: How the target was run: ``under autocast in float16``, say; empty as it is.
         reason: Why it is accepted; empty where it is not.
+        numbers: What was done to the example in numbers.
     """
 
     words: str
@@ -41,17 +42,18 @@ class Finding:
     distance: float
     event: Event
     inputs: dict[str, Array]
-    steps: int = 0
+    steps: int | None = None
     also: list[str] = field(default_factory=list)
     mode: str = ""
     reason: str = ""
+    numbers: str = ""
     again: Callable[["Finding", str], None] = field(repr=False, compare=False, kw_only=True)
 
     @property
     def rank(self) -> tuple[Any, ...]:
         """Order findings: the worst and nearest first."""
         late = self.event.phase in ("backward", "optimizer", "parameter")
-        return (_GROUPS.index(self.group), self.steps > 0, late, self.distance)
+        return (_GROUPS.index(self.group), bool(self.steps), late, self.distance)
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -100,7 +102,7 @@ class Finding:
     def what(self) -> str:
         """Say what was done, and with which weights."""
         if not self.steps:
-            return self.words
+            return self.words if self.steps is None else f"{self.words}, with these weights"
         return f"{self.words}, after training on for {plural(self.steps, 'step')}"
 
 
@@ -173,7 +175,7 @@ class StressReport:
         if not wanted or self.origin is None:
             msg = "to_pytest(): nothing was found, so there is nothing to write"
             raise ValueError(msg)
-        kept = [Kept(x.what, render_line(x.event), x.inputs, x.steps, x.mode) for x in wanted]
+        kept = [Kept(x.what, render_line(x.event), x.inputs, x.steps or 0, x.mode) for x in wanted]
         write_tests(os.fspath(path), self.origin, kept, target)
 
     def __str__(self) -> str:
@@ -187,6 +189,7 @@ class StressReport:
         for number, finding in enumerate(self.findings, 1):
             if finding.group != OUTSIDE and not finding.reason:
                 lines += ["", f"{number}. {finding}"]
+                lines += [f"   inputs   {finding.numbers}"] if finding.numbers else []
                 lines += [f"   {x}".rstrip() for x in render(finding.event).splitlines()]
                 lines += _also(finding)
         if folded:

@@ -56,6 +56,7 @@ def _of_one(item: Input) -> Iterator[tuple[str, Array, bool]]:
             yield f"all are {value}", np.full_like(x, value), False
         return
     yield "a row of zeros", _row(x, 0), False
+    yield "a row of ones", _row(x, 1), False
     yield "a row of equal numbers", _row(x, x.reshape(len(x), -1).mean(axis=-1)[0]), False
     if len(x) > 1:
         yield "two rows alike", _row(x, x[1]), False
@@ -108,6 +109,14 @@ def _beyond(item: Input) -> Iterator[tuple[str, Array]]:
     for times in (1e2, 1e4, 1e8):
         far = middle + (x - middle) * times
         yield f"{times:g} times as far apart", np.clip(far, -top, top).astype(x.dtype)
+
+
+def spoilt(x: Array) -> Iterator[tuple[str, Array]]:
+    """Spoil a number of the first sample."""
+    for words, value in (("a NaN", np.nan), ("an Inf", np.inf)):
+        bad = x.copy()
+        bad[:1].reshape(-1)[:1] = value
+        yield f"{words} in the first row spoils other rows", bad
 
 
 def _row(x: Array, value: object) -> Array:
