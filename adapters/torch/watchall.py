@@ -65,8 +65,8 @@ def watch_all(options: Options, found: Found) -> Callable[[], None]:
     finder, patches = Finder(options, found), Patches()
     patches.change(torch.nn.Module, "__call__", finder.calling)
     patches.change(torch, "compile", finder.compiling)
-    apply: Any = vars(torch.autograd.Function)["apply"]
-    patches.put(torch.autograd.Function, "apply", classmethod(noted.applying(apply.__func__)))
+    apply = vars(torch.autograd.Function)["apply"]  # of one kind up to PyTorch 2.13, then another
+    patches.put(torch.autograd.Function, "apply", classmethod(noted.applying(apply)))
 
     def own(name: str, method: str, door: str) -> None:
         patches.change(sys.modules[name].Trainer, method, partial(finder.training, door))

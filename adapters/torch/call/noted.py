@@ -600,19 +600,15 @@ def _has_ranks() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
-def applying(apply: Callable[..., Any]) -> Callable[..., Any]:
+def applying(apply: Any) -> Callable[..., Any]:
     """Note the program's own functions with a gradient: no function mode sees their call."""
 
     def applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
         notes = _here.notes
         own = isinstance(cls.forward, FunctionType) and _is_users(cls.forward.__code__)
         if notes is None or kwargs or not own or not function_modes.has(notes) or _has_ranks():
-            return apply(cls, *args, **kwargs)
-
-        def run(*given: Any) -> Any:
-            return apply(cls, *given)
-
-        return notes.applied(run, args, _getframe(1))
+            return apply.__get__(None, cls)(*args, **kwargs)
+        return notes.applied(apply.__get__(None, cls), args, _getframe(1))
 
     return applied
 
