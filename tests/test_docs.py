@@ -11,7 +11,9 @@ import gc
 import importlib
 import io
 import linecache
+import os
 import re
+import subprocess
 import sys
 import tempfile
 import warnings
@@ -112,6 +114,19 @@ def _run(page: list[Example], namespace: dict[str, Any]) -> Iterator[str]:
         yield "".join(f"{line.rstrip()}\n" for line in out.getvalue().strip().splitlines())
 
 
+def on_keras(page: str, number: int, backend: str) -> None:
+    """Run a ``py`` block of a page in a process of its own, and print the report it ends in."""
+    fences = [x["body"] for x in FENCE.finditer((ROOT / page).read_text("utf-8"))]
+    code = [x for x in fences if x.startswith("import anynan, keras")][number]
+    Path(SCRIPT).write_text(code, encoding="utf-8")
+    paths = os.pathsep.join(filter(None, [str(ROOT), *sys.path]))
+    env = {**os.environ, "KERAS_BACKEND": backend, "PYTHONPATH": paths}
+    done = subprocess.run(
+        [sys.executable, SCRIPT], env=env, capture_output=True, text=True, check=False
+    )
+    print(done.stderr[done.stderr.rindex("NonFiniteError: ") :])
+
+
 def _print_warning(
     message: Warning | str, category: type[Warning], *_: object, **__: object
 ) -> None:
@@ -193,6 +208,18 @@ def test_the_gallery_shows_what_other_pages_run(page: Path) -> None:
     assert shown
     for source, number, report in shown:
         assert report == _block(source, number), source
+
+
+def test_the_gallery_has_several_reports_of_each_framework() -> None:
+    pages = [path.read_text(encoding="utf-8") for path in ROOT.glob("docs/gallery*.md")]
+    parts = [part for page in pages for part in re.split(r"^## ", page, flags=re.MULTILINE)[1:]]
+    for named, least in {
+        "JAX|flax|equinox": 5, "TensorFlow": 3, "MLX": 2, "NumPy|array": 2,
+        "On TensorFlow": 2, "KERAS_BACKEND=jax": 2, "KERAS_BACKEND=torch": 2,
+    }.items():  # fmt: skip
+        assert sum(bool(re.search(named, part)) for part in parts) >= least, named
+    assert "report of CuPy: it needs a GPU" in "".join(pages)
+    assert sum(page.count("```text\n") for page in pages) >= 20
 
 
 def main(pages: list[Path]) -> None:

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import anynan
+from anynan._apps.runfile.messages import LINES_UNREADABLE
 from anynan._apps.runfile.writing import Writer
 from anynan._cli.commands import main
 from anynan._readings.history import Ring
@@ -132,7 +133,7 @@ def test_damage_is_named_and_the_rest_is_read(tmp_path: Path) -> None:
     (tmp_path / "run.jsonl").write_text("\n".join(texts) + "\n", encoding="utf-8")
     run = anynan.load(tmp_path / "run.jsonl")
     assert run.history.steps() == [1, 2, 3]
-    assert run.damage == (f"lines of the file that cannot be read were left out: {at + 2}",)
+    assert run.damage == (LINES_UNREADABLE(lines=at + 2),)
 
 
 @pytest.mark.parametrize(

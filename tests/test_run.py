@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 
 import anynan
-from anynan._apps.run.ending import BEFORE, NOTHING
+from anynan._apps.run.messages import ENDED_BEFORE, NOTHING_RAN
 from anynan._cli.commands import main
 from anynan._everywhere import Found
 from anynan._reports.report import folded
 from tests.processes import frames_of_ours, python
 from tests.tiers import first
+
+NOTHING, BEFORE = NOTHING_RAN(), ENDED_BEFORE()
 
 PROGRAM = """
 import atexit, os, pickle, sys

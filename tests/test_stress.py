@@ -8,6 +8,7 @@ import pytest
 import anynan
 from anynan._apps.stress.edges import Edge
 from anynan._apps.stress.inputs import Input
+from anynan._apps.stress.messages import BUDGET_SPENT
 from anynan._apps.stress.rules import trials
 
 X = np.random.default_rng(0).random((6, 3))
@@ -170,7 +171,7 @@ def test_a_hunt_leaves_no_trace() -> None:
 def test_a_budget_ends_it_and_says_so() -> None:
     report = anynan.stress(_standard, X, budget=1e-9)
     assert report.runs == 1
-    assert report.notes == ["the budget of 1e-09 s was spent before everything was tried"]
+    assert report.notes == [BUDGET_SPENT(seconds=1e-9)]
 
 
 def test_what_cannot_be_stressed_is_refused() -> None:

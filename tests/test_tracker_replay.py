@@ -67,7 +67,7 @@ def test_a_replay_that_cannot_be_done_is_said_and_loses_nothing() -> None:
     adapter_of(tracker).refusal = "its inputs were donated"
     event = failure(tracker, BAD).event
     assert (event.layer, event.kind) == ("blocks.0", "nan")
-    assert "its inputs were donated" in event.notes
+    assert "its inputs were donated [no-second-run]" in event.notes
 
 
 def test_a_replay_that_breaks_is_said_and_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,7 +88,8 @@ def test_the_report() -> None:
         "  cause   the batch was already bad when it came in [bad_input]",
         fix,
         "          prepares it, by a standard deviation of 0; repair or drop such samples",
-        f"  note    where it is meant: {meant}",
+        f"  note    if this is intended: {meant}",
+        "          [allow-it]",
     ]
 
 

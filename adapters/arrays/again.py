@@ -28,6 +28,7 @@ from anynan._diagnosis.lineage import OpRecord
 from anynan._diagnosis.rules import repair
 from anynan._diagnosis.rules.repair import Repair
 from anynan._diagnosis.trials import Attempt
+from anynan._reach.messages import REPLAY_STOPPED
 from anynan.arrays.bundle import host
 from anynan.arrays.calls import Calls
 from anynan.arrays.live import LiveTape, is_finite
@@ -153,7 +154,7 @@ def bundled(session: Calls, call: Call, into: Collector) -> None:
     except ReplayError:
         raise
     except Exception as error:  # noqa: BLE001  the function may fail as it did
-        into.notes.append(f"the second run ended with {type(error).__name__}")
+        into.notes.append(REPLAY_STOPPED(where=f"at {type(error).__name__}"))
 
 
 def attempt(session: Calls, call: Call, tape: Tape, chosen: Sequence[Repair]) -> Attempt | None:

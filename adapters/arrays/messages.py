@@ -47,3 +47,10 @@ UNSEEN_AGAIN = Message(
 )
 OUT_OF_SIGHT = Message("out-of-sight", "{why}{guess}")
 CALL_NOT_AGAIN = Message("call-not-again", "the call was not run again: {error}")
+NUMPY_HARM = Message(
+    "numpy-harm", "whether it did harm is not known: anynan.track(function) follows it"
+)
+NUMPY_UNWATCHED = Message(
+    "numpy-unwatched",
+    "NumPy's arrays are not watched: anynan.track(function) finds where it began",
+)

@@ -8,11 +8,9 @@ import numpy as np
 
 from anynan._base.escaping import name as printed
 from anynan.arrays.errorlog import ErrorLog
+from anynan.arrays.messages import NUMPY_HARM, NUMPY_UNWATCHED
 
 NAMED = 5
-_NOT_WATCHED = (
-    "  note      NumPy's arrays are not watched: anynan.track(function) finds where it began"
-)
 LOOKED_AT = 2**26  # bytes: a larger array is left alone as the program ends
 
 
@@ -36,7 +34,7 @@ def _met(errors: ErrorLog) -> list[str]:
         return []
     return [
         f"anynan: NumPy met: {errors}",
-        "  note      whether it did harm is not known: anynan.track(function) follows it",
+        f"  note      {NUMPY_HARM()}",
     ]
 
 
@@ -48,7 +46,7 @@ def _left(*, told: bool) -> list[str]:
         return []
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     found = f"anynan: NaN as the program ended: {printed(', '.join(names[:NAMED]))}{more}"
-    return [found] if told else [found, _NOT_WATCHED]
+    return [found] if told else [found, f"  note      {NUMPY_UNWATCHED()}"]
 
 
 def _is_nan(x: Any) -> bool:

@@ -524,7 +524,7 @@ class StepLevel:
         try:
             told = self._logged(began, reading, why)
         except ReplayError as error:
-            seen.notes.append(str(error))
+            seen.notes.append(error.note)
             return seen
         told.notes += seen.notes
         return told

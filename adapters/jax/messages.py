@@ -24,3 +24,23 @@ PART_UNREAD = Message("part-unread", "the inside of a part of the step could not
 CRASH_UNREAD = Message(
     "crash-unread", "anynan could not look whether a bad value led to this: {why}{more}"
 )
+GRADIENTS_UNLINKED = Message(
+    "gradients-unlinked", "gradients are not listed under their forward operations: {why}"
+)
+EFFECT_NOT_RUN = Message("effect-not-run", "{name} was not run: it only has an effect")
+INSIDE_NOT_SEEN = Message("inside-not-seen", "what is inside {name} was not seen")
+CLOSED_OVER = Message(
+    "closed-over",
+    "{count} arrays that the function closes over stay in float32: give them as arguments to have "
+    "them cast",
+)
+CHECKED_BY_PROGRAM = Message(
+    "checked-by-program",
+    "the array in which the program itself found NaN or Inf, at {place}: "
+    "anynan.jax.track(the function that makes it)",
+)
+EAGER_CALLS = Message(
+    "eager-calls",
+    "jax.numpy calls outside of jit and grad, which JAX runs one by one: "
+    "anynan.jax.track(the function around them)",
+)

@@ -21,6 +21,7 @@ from anynan.jax.graphs.graph import Node
 from anynan.jax.graphs.lines import source
 from anynan.jax.graphs.operations import Op as Grouped
 from anynan.jax.graphs.versions import dropped, rebind, rebind_in
+from anynan.jax.messages import EFFECT_NOT_RUN, GRADIENTS_UNLINKED, INSIDE_NOT_SEEN
 from anynan.jax.program import signature
 from anynan.jax.program.evaluator import silent
 from anynan.jax.program.program import Program, Settings, form_of
@@ -193,7 +194,7 @@ class Run:
             self.whole = program.operations().of
         except Exception as error:  # noqa: BLE001  lines are then the equations' own
             why = UnwatchableError(reason(error))
-            self.notes.append(f"gradients are not told by their forward operations: {why}")
+            self.notes.append(GRADIENTS_UNLINKED(why=why))
 
     def observed(self, arrays: list[Any]) -> Observed:
         """Evaluate the program; what it raises is told."""
@@ -228,7 +229,7 @@ class Run:
         write(jaxpr.invars, args)
         for i, eqn in enumerate(jaxpr.eqns):
             if silent(eqn):
-                self._note(f"{eqn.primitive.name} was not run: it only has an effect")
+                self._note(EFFECT_NOT_RUN(name=eqn.primitive.name))
                 continue
             write(eqn.outvars, self.equation(eqn, [read(var) for var in eqn.invars], (*path, i)))
         return [read(var) for var in jaxpr.outvars]
@@ -248,10 +249,10 @@ class Run:
         node = self.nodes.get(path)
         outs = self.bind(eqn, ins, node)
         if node is None:  # shard_map: what is inside is not opened
-            self._note(f"what is inside {eqn.primitive.name} was not seen")
+            self._note(INSIDE_NOT_SEEN(name=eqn.primitive.name))
             return outs
         if hides(eqn):
-            self._note(f"what is inside {eqn.primitive.name} was not seen")
+            self._note(INSIDE_NOT_SEEN(name=eqn.primitive.name))
         number = self.numbers[node.index] = next(self._next)
         changed = self.observer(_Equation(self, node, ins, outs, number))
         return outs if changed is None else list(changed)

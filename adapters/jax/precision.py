@@ -13,6 +13,7 @@ from anynan._trace.op import Observed, Observer
 from anynan.jax.graphs.graph import Node
 from anynan.jax.graphs.layers import inside
 from anynan.jax.graphs.versions import rebind_in
+from anynan.jax.messages import CLOSED_OVER
 from anynan.jax.observe import Run, as_typed, observe, takes, traced
 
 _CODE = """\
@@ -113,10 +114,7 @@ class Narrowed:
         run = _Kept(program, observer, keep if how == "cast" else ())
         closed = [x for x in program.closed.consts if _narrows(x) and np.size(x) > 1]
         if closed and how == "cast":
-            run.notes.append(
-                f"{len(closed)} arrays that the function closes over stay in float32: give them as "
-                "arguments to have them cast"
-            )
+            run.notes.append(CLOSED_OVER(count=len(closed)))
         return run.observed(arrays)
 
     def code(self, dtype: str, how: str, keep: Collection[str], scale: float) -> str:

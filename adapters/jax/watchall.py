@@ -22,6 +22,7 @@ from anynan._steps.judge import Judge
 from anynan._steps.messages import GIVEN_BY_ANOTHER
 from anynan._steps.tracked import inside
 from anynan.errors import AnomalyError
+from anynan.jax.messages import CHECKED_BY_PROGRAM, EAGER_CALLS
 from anynan.jax.program import signature
 from anynan.jax.program.trace import staged, traced, tracing, under_way
 from anynan.jax.read import probes
@@ -53,14 +54,6 @@ _answers: deque[tuple[Any, bool, bool]] = deque(maxlen=16)
 # that were compared, with what came of it and the answer that a NaN gives.
 COMPARES = ("__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__")
 _compared: deque[tuple[Any, bool, tuple[Any, ...]]] = deque(maxlen=4)
-ASKED = (
-    "the array in which the program itself found NaN or Inf, at {place}: "
-    "anynan.jax.track(the function that makes it)"
-)
-EAGER = (
-    "jax.numpy calls outside of jit and grad, which JAX runs one by one: "
-    "anynan.jax.track(the function around them)"
-)
 
 
 def watch_all(options: Options, found: Found) -> Callable[[], None]:
@@ -261,7 +254,7 @@ def _deciding(found: Found, decide: Callable[..., Any]) -> Callable[..., Any]:
             if one:
                 _read[:] = [(file, line)]
             else:  # data may have gaps, which it fills
-                found.unwatched(ASKED.format(place=f"{Path(file).name}:{line}"))
+                found.unwatched(CHECKED_BY_PROGRAM(place=f"{Path(file).name}:{line}"))
         return out
 
     return decides
@@ -286,7 +279,7 @@ def _look_at_the_end(found: Found) -> None:
     """Say what of a program was not read, and what it kept that is bad, if nothing was told."""
     program = dict(vars(sys.modules["__main__"]))
     if any(value is jax.numpy or value is jax for value in program.values()):
-        found.unwatched(EAGER)
+        found.unwatched(EAGER_CALLS())
     if found.bad():
         return
     for file, line in _read:

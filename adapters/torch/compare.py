@@ -14,6 +14,7 @@ from anynan._apps.compare.layers import LayerCapture, line
 from anynan._base.sources import is_anynans
 from anynan.events import Source
 from anynan.torch.call.discovery import named_models
+from anynan.torch.messages import COMPILED_ENDS, NO_GRADIENT
 from anynan.torch.private import hands_over, is_compiled, tree_leaves, tree_map, unseen
 from anynan.torch.read.paths import clean_path, inner, join
 from anynan.torch.read.probes import on_host
@@ -172,7 +173,7 @@ class _Taking(LayerCapture):
         paths = self.side.paths
         if self.side.compiled:
             paths = {module: path for module, path in paths.items() if not self._inside(module)}
-            self.notes.append("what runs inside compiled code was compared at its ends only")
+            self.notes.append(COMPILED_ENDS())
         with self.side.standing(paths, self._before, self._after):
             yield
 
@@ -208,7 +209,7 @@ class _Taking(LayerCapture):
         """Run the backward pass, and take the gradients of what layers were given and made."""
         loss = _objective(out)
         if loss is None:
-            self.notes.append("no output needs a gradient: the backward pass was not compared")
+            self.notes.append(NO_GRADIENT())
             return
         weights = [(n, x) for n, x in self.side.weights() if x.requires_grad]
         wanted: dict[int, torch.Tensor] = {}

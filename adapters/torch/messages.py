@@ -112,3 +112,9 @@ STATE_BAD = Message(
     "what is bad is {part}, which the optimizer keeps for this weight: the weight follows at its "
     "next update",
 )
+COMPILED_ENDS = Message(
+    "compiled-ends", "what runs inside compiled code was compared only where it begins and ends"
+)
+NO_GRADIENT = Message(
+    "no-gradient", "no output needs a gradient: the backward pass was not compared"
+)

@@ -3,11 +3,19 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from anynan._base.messages import slug_of
 from anynan._base.summary import Summary
+from anynan._diagnosis.messages import NO_SECOND_RUN
 
 
 class ReplayError(RuntimeError):
     """Raise from ``BaseAdapter.replay`` when a step cannot be run again; the text says why."""
+
+    @property
+    def note(self) -> str:
+        """Return the reason as a message: its own, where it is one."""
+        why = str(self)
+        return why if slug_of(why) else NO_SECOND_RUN(why=why)
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,3 +63,4 @@ FIRST_LOOK = Message(
 )
 BUFFER_NOW = Message("buffer-now", "{name} is bad now; whether it was before this is not known")
 MORE_WEIGHTS = Message("more-weights", "{count} more {word} bad too: {names}")
+NO_SECOND_RUN = Message("no-second-run", "{why}")

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from anynan._files.formats import format_of
+from anynan._files.messages import TAKEN_FOR, TRANSPOSED
 from anynan._files.tally import Bits
 from anynan._files.tensors import Tensor, UnreadableError, numbers_in, passed_over, stream
 
@@ -40,8 +41,8 @@ def _array(path: str, member: str | None, name: str) -> Tensor:
     if format_of(known) is None:
         return Tensor(name, known, shape, None, note=passed_over(dtype))
     turned = fortran and len(shape) > 1
-    notes = ["in Fortran's order: shape and index are those of its transpose"] * turned
-    notes += ["taken for bfloat16"] * (known == "bfloat16")
+    notes = [TRANSPOSED()] * turned
+    notes += [TAKEN_FOR(dtype="bfloat16")] * (known == "bfloat16")
 
     def blocks() -> Iterator[Bits]:
         with _opened(path, member) as file:

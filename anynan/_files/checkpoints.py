@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from anynan._files.formats import PAIRS, format_of, itemsize
+from anynan._files.messages import WHOLE_STORAGE
 from anynan._files.tally import Bits
 from anynan._files.tensors import BLOCK, Tensor, UnreadableError, needed, numbers_in
 
@@ -68,7 +69,7 @@ def _described(torch: Any, name: str, tensor: Any) -> Tensor:
         note, count = "", numbers_in(dtype, shape)
         start = tensor.storage_offset() * tensor.element_size()
     else:  # all its numbers, in the order of the file
-        note, start = "not contiguous: its whole storage was looked at", 0
+        note, start = WHOLE_STORAGE(), 0
         count = storage.nbytes() // width
         shape = (count // (2 if dtype in PAIRS else 1),)
 

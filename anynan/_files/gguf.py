@@ -11,6 +11,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from anynan._files.formats import itemsize
+from anynan._files.messages import SCALES_ONLY, TYPE_UNREAD
 from anynan._files.tally import Bits
 from anynan._files.tensors import BLOCK, Tensor, UnreadableError, stretch
 
@@ -82,10 +83,10 @@ def _tensor(
     if kind in _INTEGERS:
         return Tensor(name, _INTEGERS[kind], shape, None)
     if kind not in _BLOCKS:
-        return Tensor(name, f"type {kind}", shape, None, note="of a type that is not looked at")
+        return Tensor(name, f"type {kind}", shape, None, note=TYPE_UNREAD(dtype=kind))
     quantised, numbers, width, places = _BLOCKS[kind]
     count = size // numbers
-    note = f"{quantised}: the scales of its blocks were looked at"
+    note = SCALES_ONLY(kind=quantised)
     return Tensor(
         name,
         "float16",

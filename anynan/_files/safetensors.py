@@ -8,6 +8,7 @@ import os
 from typing import Any
 
 from anynan._files.formats import format_of, itemsize
+from anynan._files.messages import TYPE_UNREAD
 from anynan._files.tensors import Tensor, UnreadableError, numbers_in, stretch
 
 DTYPES = {
@@ -59,7 +60,7 @@ def _tensor(path: str, name: str, said: dict[str, object], start: int, end: int)
     sizes = tuple(shape)
     begin, stop = offsets
     if format_of(known) is None:
-        note = "" if known != dtype else f"numbers of the type {dtype} are not looked at"
+        note = "" if known != dtype else TYPE_UNREAD(dtype=dtype)
         return Tensor(name, known, sizes, None, note=note)
     count = numbers_in(known, sizes)
     if stop - begin != count * itemsize(known):

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from anynan._files.formats import PAIRS, itemsize
+from anynan._files.messages import TYPE_UNREAD
 from anynan._files.tally import Bits
 
 BLOCK = 1 << 19  # numbers are read so many bytes at a time, and looked at while in the cache
@@ -104,4 +105,4 @@ def needed(package: str, extra: str = "scan") -> Any:
 
 def passed_over(dtype: "np.dtype[Any]") -> str:
     """Say that numbers of a type could be bad, and are not looked at; empty if they cannot be."""
-    return f"{dtype} is not looked at" if dtype.kind in "OVfc" else ""
+    return TYPE_UNREAD(dtype=dtype) if dtype.kind in "OVfc" else ""

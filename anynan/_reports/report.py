@@ -17,6 +17,7 @@ from anynan._base.summary import Summary
 from anynan._diagnosis.causes import UNKNOWN
 from anynan._diagnosis.rules.evidence import counts, group, magnitude, seen
 from anynan._readings.norms import NORM
+from anynan._reports.messages import REPORT_UNWRITTEN
 from anynan.errors import reason
 from anynan.events import CARRIED, STATE, Cause, Event, Operation, Source, Trial
 
@@ -80,7 +81,7 @@ def render(
         return "\n".join(line for _, line in lines).rstrip()
     except Exception as error:  # noqa: BLE001  what was found must not be lost
         place = f"{event.kind} in {printed(event.layer or event.tensor)} at step {event.step}"
-        return f"{place}\n\n  note  the report could not be written: {prose(reason(error))}"
+        return f"{place}\n\n  note  {REPORT_UNWRITTEN(error=prose(reason(error)))}"
 
 
 def columns() -> int:

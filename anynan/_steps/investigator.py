@@ -152,7 +152,7 @@ class Investigator:
             except ReplayError as error:
                 if again == adapter.replay:
                     self._looked[case.reading.key(case.kind)] -= 1  # it may be possible then
-                notes.append(str(error))
+                notes.append(error.note)
             except Exception as error:  # noqa: BLE001  what was found must not be lost
                 notes.append(messages.REPLAY_FAILED(error=reason(error)))
             else:

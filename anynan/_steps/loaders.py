@@ -32,6 +32,7 @@ from anynan._diagnosis.causes import Situation, explain
 from anynan._readings.policy import DEFAULT, Policy, reading_kind
 from anynan._reports.logs import log
 from anynan._reports.report import render
+from anynan._steps.messages import ALLOW_IT
 from anynan.errors import AnomalyError, NonFiniteError
 from anynan.events import NON_FINITE, Event, Kind, Spread
 from anynan.options import CHECKS, environment
@@ -226,7 +227,7 @@ def _event(finding: Finding, others: list[Finding], number: int) -> Event:
             )
         ),
         spread=Spread(len(others)),
-        notes=(f"where it is meant: {_allowing(finding.kind)}",),
+        notes=(ALLOW_IT(policy=_allowing(finding.kind)),),
     )
 
 

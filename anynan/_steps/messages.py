@@ -49,3 +49,4 @@ RANKS_TOO = Message(
 SAME_INPUT = Message(
     "same-input", "the same bad values came in as in step {step}, which was reported"
 )
+ALLOW_IT = Message("allow-it", "if this is intended: {policy}")

@@ -2,7 +2,7 @@
 
 import os
 
-from anynan._apps.bundle.messages import BUNDLE_UNSAVED
+from anynan._apps.bundle.messages import BUNDLE_UNSAVED, OPERATION_NOT_MET
 from anynan._base.folders import free, refuse_full
 from anynan._calls.collector import LIMIT, Collector
 from anynan._diagnosis.evidence import ReplayError
@@ -37,7 +37,7 @@ class Saver:
             try:
                 self._subject.adapter.capture(reading, found)
             except ReplayError as error:
-                found.notes.append(str(error))
+                found.notes.append(error.note)
             self._write(folder, event, found)
         except Exception as error:  # noqa: BLE001  the event is the news
             return BUNDLE_UNSAVED(error=reason(error))
@@ -65,5 +65,5 @@ class Saver:
         from anynan._apps.bundle.bundle import save
 
         if event.operation is not None and found.call is None:
-            found.notes.append("a second run did not come to the operation that the event names")
+            found.notes.append(OPERATION_NOT_MET())
         save(folder, self._subject.signed(event), found, self._subject.adapter.dialect)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from anynan._base import products
-from anynan._cli.statuses import BAD, FINE, refuse, says
+from anynan._cli.statuses import BAD, FINE, refuse, says, takes_ignore
 from anynan._diagnosis.rules.evidence import plural
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ def add(commands: Any) -> None:
         metavar="N",
         help="times what rounding to the coarser dtype explains; more is a difference (8)",
     )
+    takes_ignore(parser)
     parser.set_defaults(run=run)
 
 
@@ -58,7 +59,7 @@ def run(chosen: argparse.Namespace) -> int:
     try:
         if _is_run(chosen.first) and _is_run(chosen.second):
             found = compare_runs(load(chosen.first), load(chosen.second))
-            print(found.report())
+            print(found.report(chosen.ignore))
             return FINE if found.step is None else BAD
         limit = BEYOND if chosen.max_ratio is None else chosen.max_ratio
         return _told(compare_weights(chosen.first, chosen.second), limit)

@@ -19,8 +19,16 @@ from anynan._apps.compare.captures import (
 )
 from anynan._apps.compare.comparison import BEYOND, Comparison, Parting, Row, Turn
 from anynan._apps.compare.distances import apart, holds, nearest, summed
+from anynan._apps.compare.messages import (
+    AFTER_CHOICE,
+    BACKWARD_NOT_COMPARED,
+    LAYER_ALONE,
+    SHAPES_DIFFER,
+)
 from anynan._apps.compare.pairs import pairs, refuse_unused
 from anynan._base import products
+from anynan._base.messages import left
+from anynan.options import CHECKS, Names
 
 RERUNS = 2
 _TURNS = 10  # runs at most, to see whether rounding alone turns a choice
@@ -73,6 +81,7 @@ def compare(
     backward: bool = True,
     follow: bool = False,
     limit: float = BEYOND,
+    ignore: Names = (),
 ) -> Comparison:
     """Find the first layer where two models part by more than rounding explains.
 
@@ -97,13 +106,14 @@ def compare(
             (dropout, noise) to the first's, and go on; else what comes after one that differs is
             not compared.
         limit: How many times what rounding explains is too much.
+        ignore: Names of notes that you do not want to see, such as ``"no-gradient"``.
 
     Returns:
         A Comparison; ``print`` it.
 
     Raises:
         TypeError: If no adapter knows how to run one of the two.
-        ValueError: If a pattern of ``names`` fits nothing.
+        ValueError: If a pattern of ``names`` fits nothing, or no note has a name of ``ignore``.
 
     Example:
         >>> import copy, torch, anynan
@@ -124,9 +134,10 @@ def compare(
     if limit <= 1:
         msg = f"limit={limit} is no more than rounding itself: it must be above 1"
         raise ValueError(msg)
-    return _Comparing(first, second, ready, batch, dict(names or {}), limit, follow=follow).result(
-        backward=backward
-    )
+    ignored = CHECKS["ignore"]("ignore", ignore)
+    comparing = _Comparing(first, second, ready, batch, dict(names or {}), limit, follow=follow)
+    found = comparing.result(backward=backward)
+    return replace(found, holes=left(found.holes, ignored), notes=left(found.notes, ignored))
 
 
 def _by_name(model: Any) -> Any:
@@ -283,22 +294,21 @@ class _Comparing:
         for pair in found:
             told(*pair)
         if until is not None:
-            goes_on = (
-                "the second model cannot be held to it" if self.follow else "follow=True goes on"
-            )
-            holes.append(f"what comes after the choice that differs; {goes_on}")
+            can = "the second model cannot be held to it" if self.follow else "follow=True goes on"
+            holes.append(AFTER_CHOICE(next=can))
             return rows, holes
         back = _of("backward", mine)
         seen = _sees_gates(mine, theirs)
         if back and (not seen or any(row.shapes for row in rows)):
             why = "shapes differ in the forward pass" if seen else _UNSEEN
-            holes.append(f"the backward pass: {why}")
+            holes.append(BACKWARD_NOT_COMPARED(from_="", why=why))
             return rows, holes
         shut = _shut(mine, found, gates)
         for x, y in pairs(back, _of("backward", theirs), self.names, found):
             if shut(x):
                 why = _GATES if gates else _ZEROS
-                holes.append(f"the backward pass from {x.layer or 'the model'} on: {why}")
+                start = f" from {x.layer or 'the model'} on"
+                holes.append(BACKWARD_NOT_COMPARED(from_=start, why=why))
                 break
             told(x, y)
         return rows, holes
@@ -537,10 +547,7 @@ def _turned_gates(mine: Capture, theirs: Capture) -> list[Turn]:
 
 
 def _hole(x: Taken, y: Taken | None) -> str:
-    name = x.layer or "the model"
-    call = f", call {x.call + 1}" if x.call else ""
-    if y is None and x.way == "backward":
-        return f"{name}{call}: no such gradient was seen of the second model"
+    name = (x.layer or "the model") + (f", call {x.call + 1}" if x.call else "")
     if y is None:
-        return f"{name}{call}: the second model has no such layer"
-    return f"{name}{call}: shapes do not fit {y.layer or 'the model'} of the second"
+        return LAYER_ALONE(layer=name, what="gradient" if x.way == "backward" else "layer")
+    return SHAPES_DIFFER(layer=name, other=y.layer or "the model")

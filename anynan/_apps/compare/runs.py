@@ -1,10 +1,12 @@
 """Compare what two runs saw, step by step, from their histories."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from anynan._apps.compare.messages import ONLY_GROSS
+from anynan._base.messages import left
 from anynan._diagnosis.rules.evidence import plural
 from anynan._runs.run import Run
 
@@ -39,12 +41,8 @@ class Apart:
     steps: int
     missing: int
 
-    def report(self) -> str:
-        """Return the answer in words."""
-        caveat = (
-            "a history holds the ends or the norm of each array: only gross "
-            "differences show; anynan.compare(a, b, batch) looks closer"
-        )
+    def report(self, ignore: Iterable[str] = ()) -> str:
+        """Return the answer in words, without the notes that are ignored."""
         missing = (
             f"; {plural(self.missing, 'reading')} only one of them has" if self.missing else ""
         )
@@ -61,7 +59,7 @@ class Apart:
                 f"{self.tensor} {self.first:.4g} against {self.second:.4g}; everything before "
                 f"is within {100 * self.before:.2g} %{missing}"
             )
-        return f"{said}\n\n  note  {caveat}"
+        return "\n\n".join([said, *(f"  note  {x}" for x in left([ONLY_GROSS()], ignore))])
 
 
 def compare_runs(a: Run, b: Run) -> Apart:

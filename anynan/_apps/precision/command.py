@@ -3,7 +3,7 @@
 import argparse
 from typing import Any
 
-from anynan._cli.statuses import BAD, FINE, named, refuse
+from anynan._cli.statuses import BAD, FINE, named, refuse, takes_ignore
 from anynan.errors import reason
 
 
@@ -28,6 +28,7 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("--errors", action="store_true", help="measure rounding errors, too")
     parser.add_argument("--no-plan", action="store_true", help="look for no plan")
+    takes_ignore(parser)
     parser.set_defaults(run=run)
 
 
@@ -45,7 +46,7 @@ def run(chosen: argparse.Namespace) -> int:
     try:
         report = precision(
             named(chosen.target, "module:function"), dtype=chosen.dtype, how=chosen.how,
-            plan=not chosen.no_plan, errors=chosen.errors,
+            plan=not chosen.no_plan, errors=chosen.errors, ignore=chosen.ignore,
         )  # fmt: skip
     except Exception as error:  # noqa: BLE001  the program's own, too
         return refuse("precision", f"{chosen.target}: {reason(error)}")

@@ -2,20 +2,24 @@
 
 import math
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from anynan._apps.precision.messages import ROUNDED_INSTEAD
 from anynan._apps.precision.plan import Line, Plan, Search, Trial, inside
 from anynan._apps.precision.ranges import measured
 from anynan._apps.precision.report import PrecisionReport
 from anynan._apps.precision.watch import Break, Breaks, How, Narrow, Ranges, Row, bits_of
 from anynan._arrays.containers import leaves
 from anynan._base import products
+from anynan._base.messages import left
 from anynan._files.formats import Format, target_of
 from anynan._trace.op import Observed, Op
 from anynan.errors import reason
 from anynan.events import Source
+from anynan.options import CHECKS, Names
 
 _PRODUCTS = frozenset({"matmul", "linear", "convolution", "einsum", "attention"})
 
@@ -29,6 +33,7 @@ def precision(
     plan: bool = True,
     errors: bool = False,
     vanishing: float = 0.05,
+    ignore: Names = (),
 ) -> PrecisionReport:
     """Find what breaks first in a narrow dtype, and what to keep in float32.
 
@@ -51,13 +56,14 @@ def precision(
         plan: Look for a plan if something breaks; it takes up to 40 runs more.
         errors: Measure how far off each operation is, too; each runs twice more.
         vanishing: The share of gradients other than 0 that a loss scale may let become 0.
+        ignore: Names of notes that you do not want to see, such as ``"rounded-instead"``.
 
     Returns:
         A PrecisionReport; ``print`` it.
 
     Raises:
         TypeError: If no adapter knows how to run the target.
-        ValueError: If the dtype or ``how`` is unknown.
+        ValueError: If the dtype, ``how`` or a note's name is unknown.
 
     Example:
         >>> import torch, anynan
@@ -68,12 +74,13 @@ def precision(
         >>> report.fits, report.first().name
         (False, 'multiply')
     """
-    form = target_of(dtype)
+    form, ignored = target_of(dtype), CHECKS["ignore"]("ignore", ignore)
     if how not in ("cast", "autocast", "round"):
         msg = f"how={how!r} is unknown; choose from cast, autocast, round"
         raise ValueError(msg)
     asking = _Asking(target, example, dict(inputs or {}), form, how, vanishing)
-    return asking.answer(plan=plan, errors=errors)
+    report = asking.answer(plan=plan, errors=errors)
+    return replace(report, notes=left(report.notes, ignored))
 
 
 class _Asking:
@@ -144,10 +151,7 @@ class _Asking:
         found, seen = self._run({}, (), 1.0, going=True)
         if seen.error is not None and self.how != "round":
             why = reason(seen.error)
-            self.notes.append(
-                f"the target does not run with how={self.how!r} ({why}): every result of a "
-                "float32 run was rounded instead"
-            )
+            self.notes.append(ROUNDED_INSTEAD(how=self.how, why=why))
             self.how = "round"
             found, seen = self._run({}, (), 1.0, going=True)
         self._whole(seen)

@@ -13,8 +13,9 @@ from typing import Any
 from anynan._apps.run import program
 from anynan._apps.run.ending import SHOWN, Ending, Own
 from anynan._base import products
+from anynan._base.messages import left
 from anynan._base.patches import Patches
-from anynan._cli.statuses import BAD, refuse
+from anynan._cli.statuses import BAD, refuse, takes_ignore
 from anynan._everywhere import Found, watch_everything
 from anynan._readings.history import Ring
 from anynan._reports.logs import listeners
@@ -56,6 +57,7 @@ def add(commands: Any) -> None:
         help="write every report there: as text (.txt) or as Markdown (.md); or a file for each "
         "model: the run as JSON lines (.jsonl), which anynan report reads, or a page (.html)",
     )  # fmt: skip
+    takes_ignore(parser)
     parser.add_argument("-m", dest="module", action="store_true", help="run a module")
     parser.add_argument("program", metavar=GIVE, help=argparse.SUPPRESS)
     parser.add_argument(
@@ -79,7 +81,8 @@ def run(chosen: argparse.Namespace) -> int:
     arrays: Any = importlib.import_module("anynan.arrays.program")
     found, own, errors = Found(), Own(), arrays.listen()
     listeners.append(own.hear)
-    end = watch_everything(Options(action=chosen.action, level=chosen.level), found)
+    options = Options(action=chosen.action, level=chosen.level, ignore=chosen.ignore)
+    end = watch_everything(options, found)
     with errors, _watched_again(_given(chosen), _own_name(chosen)):
         status, ended_by = program.run(begin)
     found.ended_by = ended_by
@@ -90,7 +93,7 @@ def run(chosen: argparse.Namespace) -> int:
     quiet = chosen.action in ("record", "skip") and not shown
     for event in found.bad()[: int(quiet)]:
         print(f"\n{render(event, which=found.several)}\n", file=sys.stderr)
-    lines = ending.lines()
+    lines = list(left(ending.lines(), chosen.ignore))
     if ending.harmed or _rank() == "0":  # of several ranks the first one says that all is well
         for line in (*lines, *ending.listed()):
             print(line, file=sys.stderr, flush=True)
@@ -104,7 +107,8 @@ def _given(chosen: argparse.Namespace) -> list[str]:
     """Give the options as they were given."""
     report = ["--report", os.path.abspath(chosen.report)] if chosen.report else []
     fail = ["--fail"] if chosen.fail else []
-    return ["--action", chosen.action, "--level", chosen.level, *fail, *report]
+    ignored = [word for name in chosen.ignore for word in ("--ignore", name)]
+    return ["--action", chosen.action, "--level", chosen.level, *ignored, *fail, *report]
 
 
 def _own_name(chosen: argparse.Namespace) -> str:

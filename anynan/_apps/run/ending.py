@@ -4,6 +4,7 @@ import os
 import re
 from collections import deque
 
+from anynan._apps.run.messages import ENDED_BEFORE, MADE_ELSEWHERE, NOTHING_RAN
 from anynan._base.escaping import name as printed
 from anynan._base.sources import located
 from anynan._base.tracebacks import last_own
@@ -17,11 +18,6 @@ from anynan.errors import AnomalyError
 from anynan.events import Event, Source
 
 SHOWN = 10
-NOTHING = (
-    "anynan: no model or compiled function was seen running, and NumPy met no overflow, "
-    "division by zero or invalid value"
-)
-BEFORE = "anynan: the program ended before a model or compiled function was seen running"
 _ASKS = re.compile(r"(?<![a-z])(isnan|isinf|isfinite|nan|inf)(?![a-z])", re.IGNORECASE)
 
 
@@ -92,7 +88,7 @@ class Ending:
         if self._death and not self.bad:
             function = "" if self._source is None else printed(self._source.function)
             way = f": track `{function}` to see it" if function.isidentifier() else ""
-            told.append(f"  note      nothing that was read was bad, so it was made elsewhere{way}")
+            told.append(f"  note      {MADE_ELSEWHERE(way=way)}")
         return told
 
     def listed(self) -> list[str]:
@@ -105,7 +101,7 @@ class Ending:
 def _unseen(error: BaseException | None) -> list[str]:
     if _told_by_us(error):
         return []
-    return [NOTHING if error is None or isinstance(error, SystemExit) else BEFORE]
+    return [NOTHING_RAN() if error is None or isinstance(error, SystemExit) else ENDED_BEFORE()]
 
 
 def _told_by_us(error: BaseException | None) -> bool:

@@ -6,6 +6,7 @@ import os
 from collections import Counter
 from typing import Any
 
+from anynan._apps.runfile.messages import FILE_WITHOUT_END, LINE_CUT_OFF, LINES_UNREADABLE
 from anynan._apps.runfile.writing import SCHEMA
 from anynan._readings.history import Ring
 from anynan._readings.readings import Site
@@ -132,13 +133,13 @@ class _Reader:
         counts = Counter("expected" if e.expected else e.severity for e in events)
         damage = []
         if self.cut:
-            damage.append("the last line of the file is cut off, and was left out")
+            damage.append(LINE_CUT_OFF())
         if self.damaged:
             more = ", ..." if len(self.damaged) > _LISTED else ""
             lines = ", ".join(map(str, self.damaged[:_LISTED]))
-            damage.append(f"lines of the file that cannot be read were left out: {lines}{more}")
+            damage.append(LINES_UNREADABLE(lines=lines + more))
         if not self.end:
-            damage.append("the file has no end: the run was killed, or still goes on")
+            damage.append(FILE_WITHOUT_END())
         return Run(
             str(self.head.get("name")),
             self.history,

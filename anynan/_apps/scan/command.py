@@ -7,7 +7,8 @@ import threading
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Self
 
-from anynan._cli.statuses import BAD, FINE, TOLD, UNREADABLE, refuse
+from anynan._base.messages import left
+from anynan._cli.statuses import BAD, FINE, TOLD, UNREADABLE, refuse, takes_ignore
 
 if TYPE_CHECKING:
     from anynan._apps.scan.scan import File, Scanned
@@ -37,6 +38,7 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("--all", action="store_true", help="list every tensor")
     parser.add_argument("--json", action="store_true", help="print one JSON object for each file")
+    takes_ignore(parser)
     parser.set_defaults(run=run)
 
 
@@ -135,7 +137,8 @@ def _as_text(file: "File", chosen: argparse.Namespace) -> str:
     for found in file.tensors:
         if found.tensor.note and not found.error:
             notes.setdefault(found.tensor.note, []).append(found.tensor.name)
-    for note, names in notes.items():
+    for note in left(notes, chosen.ignore):
+        names = notes[note]
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         lines.append(f"  {printed(names[0])}{more}: {printed(note)}")
     return "\n".join(lines)

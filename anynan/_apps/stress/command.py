@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from anynan._cli.statuses import BAD, FINE, named, refuse
+from anynan._cli.statuses import BAD, FINE, named, refuse, takes_ignore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,6 +43,7 @@ def add(commands: Any) -> None:
         "--write-baseline", metavar="REASON", help="add what is found to the file of --accept"
     )
     parser.add_argument("--to-pytest", metavar="FILE", help="write what is found as tests")
+    takes_ignore(parser)
     parser.set_defaults(run=run)
 
 
@@ -84,8 +85,9 @@ def _hunted(chosen: argparse.Namespace) -> "StressReport":
         target = named(target, wanted)
     with _progress() as tell:
         return stress(
-            target, *example, budget=chosen.budget, seed=chosen.seed, accept=known, tell=tell
-        )
+            target, *example, budget=chosen.budget, seed=chosen.seed, accept=known, tell=tell,
+            ignore=chosen.ignore,
+        )  # fmt: skip
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from anynan._apps.stress.accepted import Accept, accepted
 from anynan._apps.stress.edges import Margin, Site
 from anynan._apps.stress.inputs import Array, Domain, Input, Program, domains
 from anynan._apps.stress.lab import Lab, Watch
+from anynan._apps.stress.messages import BUDGET_SPENT, INPUT_NOT_TRIED
 from anynan._apps.stress.report import INSIDE, OUTSIDE, SHAPED, Finding, StressReport
 from anynan._apps.stress.rules import Trial, spoilt, trials
 from anynan._apps.stress.script import as_main, hunt_in
@@ -24,8 +25,10 @@ from anynan._arrays.containers import leaves
 from anynan._base import products
 from anynan._base.context import setting
 from anynan._base.folders import refuse_full
+from anynan._base.messages import left
 from anynan._reports.logs import private
 from anynan.events import Event
+from anynan.options import CHECKS, Names
 
 DRAWS = 3  # random inputs within the range
 TRAINED = (1, 8, 64)  # steps of training on, after which the search goes on
@@ -37,6 +40,7 @@ _AS_IT_IS = "the example itself"
 def stress(
     target: Any, *example: Any, budget: float = 60.0, seed: int = 0, domain: Domain = None,
     accept: Accept = None, found: Found = None, tell: Tell | None = None,
+    ignore: Names = (),
 ) -> StressReport:  # fmt: skip
     """Hunt for inputs at which a model, a loss or a training step makes NaN or Inf.
 
@@ -62,15 +66,16 @@ def stress(
         found: What was found before: ``inputs`` by name in place of the example's, ``steps`` of
             training before, the ``mode``. Nothing is sought then, as in a test that
             ``report.to_pytest`` wrote.
-        tell: Is told what is tried, and which part of the budget is spent.
+        tell: Called with what is tried, and which part of the budget is spent.
+        ignore: Names of notes that you do not want to see, such as ``"budget-spent"``.
 
     Returns:
         The report. Weights, optimizer and random states, modes and data are as before.
 
     Raises:
         TypeError: If no framework takes the target, or the domain is no range.
-        ValueError: If the budget is not positive, the domain names no input, or the file of
-            accepted findings is none.
+        ValueError: If the budget is not positive, the domain names no input, no note has a name
+            of ``ignore``, or the file of accepted findings is none.
         Exception: What the target raises on the example.
 
     Example:
@@ -84,12 +89,13 @@ def stress(
     if not budget > 0:
         msg = f"budget={budget} leaves no time: give the seconds to search for"
         raise ValueError(msg)
-    known = accepted(accept)
+    known, ignored = accepted(accept), CHECKS["ignore"]("ignore", ignore)
 
     def hunted(step: Any, *given: Any) -> StressReport:
         lab = lab_of(step, given)
         hunt = Hunt(lab, budget, seed, domain, tell or (lambda *_: None))
         report = hunt.report() if found is None else hunt.again(found)
+        report.notes[:] = left(report.notes, ignored)
         report.origin = Origin(target, example, lab, hunt.arrays)
         for finding in report.findings:
             texts = (finding.words, finding.name)
@@ -173,9 +179,7 @@ class Hunt:
         report.findings = sorted(self._found.values(), key=lambda finding: finding.rank)
         report.seconds = time.monotonic() - self._began
         if self._over:
-            report.notes.append(
-                f"the budget of {self._budget:g} s was spent before everything was tried"
-            )
+            report.notes.append(BUDGET_SPENT(seconds=self._budget))
         return report
 
     @contextmanager
@@ -367,7 +371,7 @@ class Hunt:
         if any(item.given and not item.holds(x) for item, x in self._pairs(trial.arrays)):
             return False
         if self._deadly and not all(x.size for x in trial.arrays):
-            note = f"{trial.words} was not tried: {self._deadly[0]} would end the process"
+            note = INPUT_NOT_TRIED(what=trial.words, operation=self._deadly[0])
             self._report.notes.append(note)
             return False
         bad = self._look(trial.arrays).bad

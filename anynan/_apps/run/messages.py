@@ -1,0 +1,15 @@
+"""What this room says."""
+
+from anynan._base.messages import Message
+
+NOTHING_RAN = Message(
+    "nothing-ran",
+    "anynan: no model or compiled function ran, and NumPy met no overflow, division by zero or "
+    "invalid value",
+)
+ENDED_BEFORE = Message(
+    "ended-before", "anynan: the program ended before a model or compiled function ran"
+)
+MADE_ELSEWHERE = Message(
+    "made-elsewhere", "nothing that anynan read was bad, so it was made elsewhere{way}"
+)
