@@ -28,6 +28,7 @@ from anynan.errors import AnomalyError
 from anynan.options import Options
 from anynan.torch.call import noted
 from anynan.torch.call.discovery import find_modules
+from anynan.torch.graphs.compiler import between_graphs
 from anynan.torch.session.model import ModelSession
 from anynan.torch.session.program import Watch
 from anynan.torch.session.session import session_of
@@ -78,6 +79,7 @@ def watch_all(options: Options, found: Found) -> Callable[[], None]:
     noted.everywhere = watch.around, watch.loss
     noted.begin().put()
 
+    @between_graphs
     def after_update(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         noted.updated()
         watch.updated(optimizer)
@@ -277,6 +279,7 @@ def _is_free_keras(module: torch.nn.Module) -> bool:
     return _is_keras(module) and not _is_watched(module)
 
 
+@between_graphs
 def _before_update(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     if not callable(kwargs.get("closure", args[1] if len(args) > 1 else None)):
         noted.away()

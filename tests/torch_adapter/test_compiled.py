@@ -13,12 +13,16 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch._dynamo.utils import counters
+from torch._dynamo.utils import (
+    clear_compilation_metrics,
+    counters,
+    get_compilation_metrics,
+)
 
 import anynan
 from anynan import AnynanWarning, NonFiniteError
 from anynan._steps.tracked import inside
-from anynan.torch.graphs.compiler import eager
+from anynan.torch.graphs.compiler import eager, whole
 from anynan.torch.graphs.fixed import Board
 from tests.flat import split
 
@@ -626,3 +630,46 @@ def test_of_second_runs_in_several_threads_the_last_lets_compiled_code_run_again
     assert not compiled(torch.ones(1))
     second.__exit__(None, None, None)
     assert compiled(torch.ones(1))
+
+
+class Descent(torch.optim.Optimizer):
+    """An optimizer of somebody else's: PyTorch's own end a graph by themselves, this does not."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {})
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.sub_(p.grad, alpha=1e-4)
+
+
+def updates(kind: Any, *, tracked: bool, fullgraph: bool) -> tuple[Any, list[str]]:
+    """Train a model whose update is compiled; the third batch is too large. Give what is."""
+    torch._dynamo.reset()
+    clear_compilation_metrics()
+    net = Net()
+    optimizer = kind(net.parameters())
+    update = torch.compile(lambda: optimizer.step(), backend=BACKEND, fullgraph=fullgraph)
+    tracker = anynan.torch.track(net, level="step", action="record") if tracked else None
+    for i in range(5):
+        net(torch.ones(3, 8) * (1e30 if i == 2 else 1)).square().mean().backward()
+        update()
+        optimizer.zero_grad()
+    return tracker, [x.co_filename for x in get_compilation_metrics()]
+
+
+def test_no_code_of_ours_is_compiled_where_an_update_is() -> None:
+    tracker, files = updates(torch.optim.AdamW, tracked=True, fullgraph=False)
+    assert files
+    assert not [file for file in files if "anynan/torch" in file]
+    assert (tracker.step, [event.step for event in tracker.events]) == (5, [2])
+
+
+def test_an_update_that_is_compiled_whole_stays_whole_and_ends_its_step() -> None:
+    _, untracked = updates(Descent, tracked=False, fullgraph=True)
+    tracker, files = updates(Descent, tracked=True, fullgraph=True)
+    assert files == untracked
+    assert [event.step for event in tracker.events] == [2]
+    whole.clear()  # it is known for as long as the process lives

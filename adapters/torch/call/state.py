@@ -80,6 +80,7 @@ class State:
         "updated",
         "used",
         "uses",
+        "weight",
     )  # fmt: skip
 
     def __init__(self, slots: Slots) -> None:
@@ -128,6 +129,8 @@ class State:
         self.updated = False
         self.scales: list[Any] = []
         self.uses: dict[int, int] = {}
+        # One of the weights, and how often it had been written to as the step began.
+        self.weight: tuple[weakref.ref[Any], int] | None = None
         self.broken = False
 
     @contextmanager

@@ -1,7 +1,8 @@
 """PyTorch's compiler: what it leaves to Python, and the graphs that it made already."""
 
+import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,6 +17,9 @@ from anynan.torch.private import (
     skip,
 )
 
+whole: list[bool] = []
+"""Whether an optimizer was compiled whole, whose updates no hook tells."""
+_is_dynamo = torch.compiler.is_dynamo_compiling
 _before: list[Any] = []  # the setting's default, while something is tracked
 _lock = threading.Lock()
 _eager: list[Any] = []  # by whom compiled code is run uncompiled now, the first of them sets it
@@ -29,6 +33,40 @@ def run_outside(*functions: Any) -> None:
     """
     for function in functions:
         skip(function.__code__)
+
+
+def _is_whole() -> bool:
+    whole[:] = [True]
+    return True
+
+
+# The compiler calls it as it compiles, and its graph has the answer.
+_is_whole._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def between_graphs(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """Let an optimizer's hook run as it is where an update is compiled, or not at all.
+
+    PyTorch's own optimizers end a graph as an update begins, so a hook ends none that would be
+    whole. Another one may be compiled with ``fullgraph=True``: no hook is in its graph.
+    """
+
+    def outside(*given: Any) -> Any:
+        return hook(*given)
+
+    outside._torchdynamo_disable = True  # type: ignore[attr-defined]  # what the compiler asks
+
+    @functools.wraps(hook)
+    def told(optimizer: torch.optim.Optimizer, *given: Any) -> Any:
+        if not _is_dynamo():
+            return hook(optimizer, *given)
+        if type(optimizer).__module__.startswith("torch.optim."):
+            return outside(optimizer, *given)
+        _is_whole()
+        return None
+
+    run_outside(told)
+    return told
 
 
 @contextmanager

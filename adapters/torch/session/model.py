@@ -13,7 +13,8 @@ from anynan.torch.call import noted
 from anynan.torch.call.growth import registered
 from anynan.torch.call.models import Models
 from anynan.torch.call.state import State
-from anynan.torch.private import call_code, original, task
+from anynan.torch.graphs.compiler import whole
+from anynan.torch.private import call_code, is_compiler_loaded, original, task, version
 from anynan.torch.read.tensors import tensors
 from anynan.torch.session.session import Session, tracked
 from anynan.torch.step.hooks import keep_gradients
@@ -83,6 +84,9 @@ class ModelSession(Session):
                 self.steps.take(state)
             if module not in self._joined and self._over(state):
                 self.steps.close(state)
+        if state.rows is None and is_compiler_loaded():
+            p = next(module.parameters(), None)
+            state.weight = None if p is None else (weakref.ref(p), version(p))
         self.start_root(state, module, path, args, kwargs)
         if state.operations is not None:
             state.operations.begin()
@@ -97,6 +101,11 @@ class ModelSession(Session):
             return rows.failed is not None
         if rescaled(state.scales, self.optimizers.mine()):  # the update was skipped
             return True
+        if whole and state.weight is not None:
+            p = state.weight[0]()
+            if p is not None and version(p) != state.weight[1]:
+                self.tracker.judge.updated(rows.number)
+                return True
         return not self.optimizers.exist()
 
     def exit_root(self, module: Any, args: Any, output: Any) -> None:

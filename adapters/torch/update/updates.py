@@ -20,7 +20,7 @@ from anynan.torch.call import noted
 from anynan.torch.call.growth import registered
 from anynan.torch.call.models import Models
 from anynan.torch.call.state import State, StopReplay
-from anynan.torch.graphs.compiler import look_no_more
+from anynan.torch.graphs.compiler import between_graphs, look_no_more
 from anynan.torch.messages import LAYERS_UNSEEN, MODEL_CALL_UNSEEN, SCALER_SKIPPED
 from anynan.torch.private import task
 from anynan.torch.read.transforms import capturing
@@ -267,6 +267,7 @@ def _at_exit() -> None:
             handle.tell()
 
 
+@between_graphs
 def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
     stepped()
     closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
@@ -298,6 +299,7 @@ def _tell(optimizer: torch.optim.Optimizer) -> None:
         each.before(optimizer)
 
 
+@between_graphs
 def _after(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     if not capturing():
         for each in watching():
