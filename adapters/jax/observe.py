@@ -135,7 +135,7 @@ class _Equation(Op):
         """Give the arrays it works on, by name; numbers in the code are among them."""
         count = len(self._ins)
         return [
-            (names.operand(self.raw, i, count), jnp.asarray(x))
+            (names.operand(self.raw, i, count), x if isinstance(x, jax.Array) else jnp.asarray(x))
             for i, x in enumerate(self._ins)
             if checkable(self._node.eqn.invars[i].aval)
         ]

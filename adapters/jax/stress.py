@@ -7,12 +7,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import tree_util
 
-from anynan._apps.stress.edges import Edge, Site, edges
+from anynan._apps.stress.edges import Edge, Margin, Site, edges
 from anynan._apps.stress.lab import Array, Lab, Watch
 from anynan._arrays.arguments import positional
 from anynan._trace.op import Observed, Observer, Op
 from anynan.jax.observe import Run, takes, traced
+from anynan.jax.program.evaluator import jit_once
 from anynan.jax.program.program import Program
 from anynan.jax.program.trace import UntraceableError
 from anynan.jax.tracking import track
@@ -49,6 +51,7 @@ class JaxLab(Lab):
         self.parameters = tuple(names[i] for i in data)
         self._programs: dict[Any, Program] = {}
         self._slopes: dict[Any, Any] = {}
+        self._sites: dict[Any, list[Site]] = {}
 
     def is_array(self, x: Any) -> bool:
         """Tell what an array is that a hunt may change."""
@@ -78,7 +81,7 @@ class JaxLab(Lab):
             return Observed(error=error.__cause__ or error)
 
     def _traced(self, program: Callable[..., Any], xs: Sequence[Any]) -> Program:
-        form = tuple((x.shape, str(x.dtype)) for x in xs)
+        form = _form(xs)
         if form not in self._programs:
             self._programs[form], _ = traced(program, tuple(xs), {})
         return self._programs[form]
@@ -86,24 +89,39 @@ class JaxLab(Lab):
     def slopes(
         self, program: Callable[..., Any], xs: Sequence[Any], watch: Watch
     ) -> list[Array | None]:
-        """Run it, and differentiate the smallest distance from an edge, of all rounds of loops."""
-        self.observe(program, xs, watch)
-        watch.kept.clear()
+        """Differentiate the smallest distance from an edge, of all rounds of loops.
+
+        One program is compiled for all edges; what it computes is looked at one by one only
+        where something is bad.
+        """
+        site, form = watch.wanted, _form(xs)
         places = [i for i, x in enumerate(xs) if jnp.issubdtype(x.dtype, jnp.floating)]
         found: list[Array | None] = [None for _ in xs]
-        if not places or watch.wanted is None:
+        if form not in self._sites:
+            self.observe(program, xs, watch)
+            watch.kept.clear()
+            self._sites[form] = [x for x in watch.margins if x.edge.has_slope]
+        if not places or site not in self._sites[form]:
             return found
-        key = watch.wanted, tuple((x.shape, str(x.dtype)) for x in xs)
-        if key not in self._slopes:
-            self._slopes[key] = jax.jit(
-                jax.grad(_sloping(self._traced(program, xs), watch.wanted, places))
-            )
-        try:
-            grads = self._slopes[key]([xs[i] for i in places], list(xs))
-        except jax.errors.ConcretizationTypeError:  # how often a loop runs depends on numbers
-            return found
-        for i, grad in zip(places, grads, strict=True):
-            found[i] = self.host(grad)
+        for sites in (self._sites[form], [site]):  # alone, where another's slope is no number
+            key = *sites, form
+            if key not in self._slopes:
+                self._slopes[key] = jit_once(_sloping(self._traced(program, xs), sites, places))
+            number, given = sites.index(site), [xs[i] for i in places]
+            try:
+                distance, good, grads = self._slopes[key](number, given, xs)
+            except jax.errors.ConcretizationTypeError:  # how often a loop runs depends on numbers
+                return found
+            hosts = [self.host(grad) for grad in grads]
+            if all(np.isfinite(x).all() for x in hosts):
+                break
+        for i, x in zip(places, hosts, strict=True):
+            found[i] = x
+        if good:
+            watch.margins[site] = Margin(site, float(distance), 0.0)
+        else:
+            self.observe(program, xs, watch)
+            watch.kept.clear()
         return found
 
     def kept(self, program: Callable[..., Any]) -> AbstractContextManager[object]:
@@ -112,27 +130,42 @@ class JaxLab(Lab):
         return nullcontext()
 
 
-def _sloping(whole: Program, site: Site, places: list[int]) -> Callable[..., Any]:
-    """Make a function of the inputs that gives the smallest distance from an edge."""
+def _form(xs: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple((x.shape, str(x.dtype)) for x in xs)
 
-    def distance(given: list[Any], xs: list[Any]) -> Any:
-        arrays, kept = list(xs), []
+
+def _sloping(whole: Program, sites: list[Site], places: list[int]) -> Callable[..., Any]:
+    """Make a function of the inputs that gives one distance from an edge, and its slope."""
+
+    def distances(given: list[Any], xs: Sequence[Any]) -> tuple[Any, Any]:
+        arrays, kept = list(xs), {site: list[Any]() for site in sites}
+        made: list[Any] = []
         for i, x in zip(places, given, strict=True):
             arrays[i] = x
 
         def keep(op: Op) -> None:
-            if op.name != site.operation:
-                return
-            found = (edge for edge in edges(op) if edge == site.edge)
-            if any(Site(op.name, edge, op.layer, op.source) == site for edge in found):
-                kept.append(site.edge.array(op))
+            for edge in edges(op):
+                site = Site(op.name, edge, op.layer, op.source)
+                if site in kept:
+                    kept[site].append(_distance(edge, edge.array(op)))
+                    made.extend(op.outputs)
 
         observed = Run(whole, keep).observed(arrays)
         if observed.error is not None:
             raise observed.error
-        return jnp.min(jnp.stack([_distance(site.edge, x) for x in kept]))
+        made += tree_util.tree_leaves(observed.value)
+        return jnp.stack([jnp.min(jnp.stack(found)) for found in kept.values()]), _finite(made)
 
-    return distance
+    def slope(number: Any, given: list[Any], xs: Sequence[Any]) -> tuple[Any, Any, Any]:
+        found, back, good = jax.vjp(lambda x: distances(x, xs), given, has_aux=True)
+        return found[number], good, back(jax.nn.one_hot(number, len(sites), dtype=found.dtype))[0]
+
+    return slope
+
+
+def _finite(xs: Sequence[Any]) -> Any:
+    fractions = [x for x in xs if jnp.issubdtype(jnp.result_type(x), jnp.inexact)]
+    return jnp.array([jnp.isfinite(x).all() for x in fractions] or [True]).all()
 
 
 def _distance(edge: Edge, x: Any) -> Any:

@@ -8,6 +8,7 @@ import pytest
 from jax import lax
 
 import anynan
+import anynan.jax.stress
 
 X = jax.random.normal(jax.random.key(0), (6, 3))
 
@@ -15,6 +16,20 @@ X = jax.random.normal(jax.random.key(0), (6, 3))
 def _place(finding: Any) -> tuple[str, str]:
     operation = finding.event.operation
     return operation.name, operation.source.text
+
+
+def test_the_slopes_of_all_edges_are_one_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+    once = anynan.jax.stress.jit_once
+    monkeypatch.setattr(anynan.jax.stress, "jit_once", lambda fn: made.append(fn) or once(fn))
+
+    def loss(x: Any) -> Any:
+        return (jnp.log(x + 3.5) / jnp.sqrt(x + 3.6) + jnp.exp(x)).sum()
+
+    report = anynan.stress(loss, jnp.linspace(-3, 2, 6), domain=(-3, 2))
+    assert {"log", "sqrt", "divide", "exp"} <= {x.site.operation for x in report.margins}
+    assert report.runs > 20
+    assert len(made) == 1
 
 
 @pytest.mark.tier(2)

@@ -71,12 +71,12 @@ class Edge:
             x: Its array, on the host.
         """
         axis = op.params.get("dim")
-        axis = tuple(axis) if isinstance(axis, list) else axis
+        axis = (tuple(axis) or None) if isinstance(axis, list | tuple) else axis
         if self.of == "row":
             left = np.asarray((x != -np.inf).sum(axis=axis))
             return left if (x == -np.inf).any() else np.empty(0)
         if self.of == "count":
-            many = np.asarray(np.ones(x.shape).sum(axis=axis or None))
+            many = np.asarray(np.ones(x.shape).sum(axis=axis))
             return many if many.size and many.max() <= FEW else np.empty(0)
         return np.asarray(x[np.isfinite(x)])
 
