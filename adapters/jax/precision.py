@@ -1,6 +1,8 @@
 """Run a traced program in a narrow dtype, with some layers kept in float32."""
 
+import sys
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from typing import Any
 
 import jax
@@ -8,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from anynan._files.formats import FORMATS
+from anynan._apps.precision.watch import How, Narrow, refuse
 from anynan._trace.op import Observed, Observer
 from anynan.jax.graphs.graph import Node
 from anynan.jax.graphs.layers import inside
@@ -17,9 +19,23 @@ from anynan.jax.messages import CLOSED_OVER
 from anynan.jax.observe import Run, as_typed, observe, takes, traced
 
 _CODE = """\
-# Compute in float32 in the modules of these layers: dtype=jnp.float32 in flax and Keras, or
-# x.astype(jnp.float32) before the call and .astype(jnp.{dtype}) after it.
-kept = {names}"""
+kept = {names}
+
+def wide(call):  # computes in float32 what it is wrapped around: wide(layer)(x)
+    def cast(tree, dtype):
+        return jax.tree.map(
+            lambda x: jnp.asarray(x, dtype) if jnp.issubdtype(jnp.result_type(x), jnp.floating)
+            else x, tree)
+    return lambda *args, **kwargs: cast(
+        call(*cast(args, jnp.float32), **cast(kwargs, jnp.float32)), jnp.{dtype})
+"""
+_LINEN = """
+def keep(call, args, kwargs, context):
+    inside = ".".join(context.module.path) in kept
+    return (wide(call) if inside else call)(*args, **kwargs)
+
+# with flax.linen.intercept_methods(keep): call the model
+"""
 
 
 def narrowed_of(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> "Narrowed | None":
@@ -27,22 +43,16 @@ def narrowed_of(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
     return Narrowed(target, args, kwargs) if takes(target, args, kwargs) else None
 
 
-class Narrowed:
-    """Run one target in narrow dtypes.
-
-    Args:
-        target: A function or a module.
-        args: What it is called with.
-        kwargs: By name.
-    """
+class Narrowed(Narrow):
+    """Run one target in narrow dtypes."""
 
     def __init__(self, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        self._call = target, args, dict(kwargs)
-        self._program, self._arrays = traced(*self._call)
+        super().__init__(target, args, kwargs)
+        self._program, self._arrays = traced(*self.call)
 
     def observe(self, observer: Observer) -> Observed:
         """Run as it is, and show each operation."""
-        return observe(*self._call, observer)
+        return observe(*self.call, observer)
 
     def host(self, x: Any) -> NDArray[Any] | None:
         """Give an array's numbers to NumPy; None if it has none with a fraction."""
@@ -52,19 +62,15 @@ class Narrowed:
         found = np.asarray(x)
         return found if found.dtype.kind in "fc" else found.astype(np.float32)
 
-    def rounded(self, x: Any, dtype: str) -> Any:
-        """Round an array to a dtype, and give it in its own again."""
-        there = np.asarray(x)  # on the host, where nothing has to be compiled
-        if there.dtype.kind == "c":
-            return x
+    def like(self, numbers: NDArray[Any], x: Any) -> Any:
+        """Make an array like another, on the host, where nothing has to be compiled."""
         with np.errstate(all="ignore"):
-            return jnp.asarray(there.astype(jnp.dtype(dtype)).astype(there.dtype))
+            return jnp.asarray(numbers.astype(x.dtype))
 
-    def bounded(self, x: Any) -> Any:
-        """Put the largest number in the place of Inf, and 0 in that of NaN."""
-        top = FORMATS[x.dtype.name].max
-        there = np.asarray(x).astype(np.float64)
-        return jnp.asarray(np.nan_to_num(there, posinf=top, neginf=-top).astype(x.dtype))
+    def cast(self, x: Any, dtype: str) -> Any:
+        """Cast an array, on the host as well."""
+        with np.errstate(all="ignore"):
+            return jnp.asarray(np.asarray(x).astype(jnp.dtype(dtype)))
 
     def given(self) -> list[tuple[str, str | None, Any]]:
         """List the arguments; weights with their layers."""
@@ -88,47 +94,43 @@ class Narrowed:
             for layer in program.layers.names()
         }
 
-    def tied(self, layer: str) -> list[str]:
-        """List none: what several layers use is cast where it is used."""
-        del layer
-        return []
-
-    def run(self, observer: Observer, dtype: str, how: str, keep: Collection[str]) -> Observed:
-        """Run in a dtype, with some layers kept in float32.
-
-        Raises:
-            ValueError: If it is to run under autocast: JAX has none.
-        """
-        if how == "autocast":
-            msg = "JAX has no autocast: choose how='cast' or how='round'"
-            raise ValueError(msg)
-        narrow = jnp.dtype(dtype)
-
-        def cast(x: Any) -> Any:
-            if not _narrows(x):
-                return x
-            made = jnp.asarray(x).astype(narrow)
-            return made if how == "cast" else made.astype(x.dtype)
-
-        program, arrays = traced(*self._call, cast)
-        run = _Kept(program, observer, keep if how == "cast" else ())
+    def run(
+        self, observer: Observer, dtype: str, how: str, keep: Collection[str], *, own: bool
+    ) -> Observed:
+        """Run in a dtype, with some layers kept in float32."""
+        refuse(how, "JAX")
+        program, arrays = traced(*self.call, lambda x: self.cast(x, dtype) if _narrows(x) else x)
+        run = Kept(program, observer, keep, None if own else jnp.dtype(dtype))
         closed = [x for x in program.closed.consts if _narrows(x) and np.size(x) > 1]
-        if closed and how == "cast":
+        if closed:
             run.notes.append(CLOSED_OVER(count=len(closed)))
         return run.observed(arrays)
 
-    def code(self, dtype: str, how: str, keep: Collection[str], scale: float) -> str:
+    def code(self, dtype: str, how: How, keep: Collection[str], scale: float) -> str:
         """Say in code which layers to keep, and how to scale the loss."""
-        del how  # there is but one way
         text = _CODE.format(dtype=dtype, names=list(keep)) if keep else ""
-        return text + (f"\nloss_scale = {scale:g}  # divide the gradients by it" * (scale != 1))
+        linen: Any = getattr(sys.modules.get("flax.linen"), "Module", ())
+        if keep and isinstance(getattr(self.call[0], "__self__", None), linen):
+            text += _LINEN
+        return text + super().code(dtype, how, {}, scale)
 
 
-class _Kept(Run):
-    """Evaluate a program with some layers in float32; what comes out of them is cast back."""
+class Kept(Run):
+    """Evaluate a program with some layers in float32; what comes out of them is cast back.
 
-    def __init__(self, program: Any, observer: Observer, keep: Collection[str]) -> None:
+    Args:
+        program: The program, traced with arrays of the dtype.
+        observer: Sees each operation.
+        keep: The layers.
+        narrow: The dtype of which no kernel is to run: what it would make is computed in float32
+            and stored in it. None to run the kernels.
+    """
+
+    def __init__(
+        self, program: Any, observer: Observer, keep: Collection[str], narrow: Any
+    ) -> None:
         super().__init__(program, observer)
+        self._narrow = narrow
         self._is_kept: Callable[[str | None], bool] = lambda layer: any(
             inside(layer, kept) for kept in keep
         )
@@ -138,10 +140,22 @@ class _Kept(Run):
         whole = None if node is None else self.whole.get(node.index)
         place = node if whole is None or whole.forward is None else whole.forward.nodes[0]
         if place is None or not self._is_kept(self.program.layers.of(place)):
-            typed = [as_typed(var, x) for var, x in zip(eqn.invars, ins, strict=True)]
-            return super().bind(eqn, typed, node)
+            ins = [as_typed(var, x) for var, x in zip(eqn.invars, ins, strict=True)]
+            if not any(_dtype(var) == self._narrow for var in (*eqn.invars, *eqn.outvars)):
+                return super().bind(eqn, ins, node)
+            with suppress(Exception):  # some primitives know no float32
+                outs = self._wide(eqn, ins)
+                return [as_typed(var, x) for var, x in zip(eqn.outvars, outs, strict=True)]
+            return super().bind(eqn, ins, node)
+        return self._wide(eqn, ins)
+
+    def _wide(self, eqn: Any, ins: list[Any]) -> list[Any]:
         with eqn.ctx.manager:
             return rebind_in(eqn, ins, "float32")
+
+
+def _dtype(var: Any) -> Any:
+    return getattr(var.aval, "dtype", None)
 
 
 def _narrows(x: Any) -> bool:

@@ -46,8 +46,8 @@ from anynan.torch.update.updates import Updates
 class KerasModels(Models):
     """Name the layers and variables of a model as Keras does."""
 
-    def __init__(self, options: Options) -> None:
-        super().__init__(options)
+    def __init__(self, options: Options, fn: Callable[..., Any] | None = None) -> None:
+        super().__init__(options, fn)
         self._weights: list[Weight] | None = None
 
     def renew(self) -> None:

@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import Any, Self
 
@@ -47,6 +47,9 @@ class Sight:
 
     Args:
         target: A model, a training step, or any function.
+
+    Attributes:
+        objects: What a run may change, once there was one: models, optimizers, scalers.
     """
 
     def __init__(self, target: Any) -> None:
@@ -54,7 +57,7 @@ class Sight:
         self._target, self._stack = target, ExitStack()
         self.models = Models(Options(), None if isinstance(self.fn, torch.nn.Module) else self.fn)
         self._reached = Reached(self.models.fn)
-        self._objects: list[Any] | None = None
+        self.objects: list[Any] = []
 
     def __enter__(self) -> Self:
         """Pause who watches."""
@@ -69,6 +72,7 @@ class Sight:
     def run(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], observer: Observer | None,
         before: Callable[[Any], object] = lambda _: None,
+        kernels: AbstractContextManager[Any] | None = None,
     ) -> Observed:  # fmt: skip
         """Run it once.
 
@@ -77,11 +81,15 @@ class Sight:
             kwargs: By name.
             observer: Sees each operation; None for nobody.
             before: Called with the roots of each backward pass before it begins.
+            kernels: A mode that computes each operation in PyTorch's place.
         """
         found, kwargs = Observed(), dict(kwargs)
         with self.kept(args, kwargs, found.notes), ExitStack() as stack:
             # What observes works under its own settings.
             stack.callback(give_saved_tensors_hooks, take_saved_tensors_hooks())
+            stack.enter_context(disabled_modes())
+            if kernels is not None:  # it is asked after the watcher
+                stack.enter_context(kernels)
             self._watched(stack, args, kwargs, observer, before, found)
         return found
 
@@ -100,9 +108,9 @@ class Sight:
         self.models.refs = [(name, weakref.ref(model)) for name, model in found.items()]
         given = [(f"args[{i}]", x) for i, x in enumerate(args)] + list(kwargs.items())
         self._reached.begin(self.models, given)
-        if self._objects is None:  # the search looks at the whole heap
-            self._objects = stateful_objects(self.fn, (), [])
-        kept = Snapshot([*self._objects, *tree_leaves((args, dict(kwargs)))])
+        if not self.objects:  # the search looks at the whole heap
+            self.objects = stateful_objects(self.fn, (), [])
+        kept = Snapshot([*self.objects, *tree_leaves((args, dict(kwargs)))])
         put_back = self._reached.hold()
         lost = [f"the iterator {name}" for name in find_iterators(self.fn)]
         try:
@@ -136,7 +144,6 @@ class Sight:
 
         watcher.observer = show
         watcher.within, watcher.called = Sight._watched.__code__, root.source()
-        stack.enter_context(disabled_modes())
         stack.enter_context(eager())
         stack.enter_context(scene.layers(watcher, {}))
         stack.enter_context(Seam(watcher, replaying=False, before=before))

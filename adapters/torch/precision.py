@@ -1,21 +1,21 @@
 """Run a target in a narrow dtype: weights and inputs cast, some modules kept in float32."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from functools import cached_property
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import torch
 from numpy.typing import NDArray
 
+from anynan._apps.precision.watch import Narrow
 from anynan._base.patches import Patches
-from anynan._trace.op import Observed, Observer
-from anynan.torch.call.discovery import find_state, find_weights, named_models
-from anynan.torch.observe import Sight, observe, takes
-from anynan.torch.private import tree_leaves, tree_map
+from anynan._trace.op import Observed, Observer, Op, RerunError
+from anynan.torch.call.discovery import find_weights, named_models
+from anynan.torch.observe import Sight, takes
+from anynan.torch.private import DispatchMode, tree_map, undispatched
 from anynan.torch.read.paths import clean_path, join
 from anynan.torch.read.probes import on_host
-from anynan.torch.weights.optimizers import find_optimizers
+from anynan.torch.replay.operands import flat, rerun, shape_of
 
 _CODE = """\
 kept = {kept}  # whether the result is cast back
@@ -36,6 +36,8 @@ _BACK = """\
     if back:
         module.register_forward_hook(lambda _, args, out: cast(out, torch.{dtype}))
 """
+# Their kernels add up in the dtype itself.
+_OWN = frozenset({"nll_loss"})
 _AUTOCAST = '''
     module.forward = torch.autocast("cuda", enabled=False)(module.forward)  # or "cpu"'''
 
@@ -45,17 +47,14 @@ def narrowed_of(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
     return Narrowed(target, args, kwargs) if takes(target, args, kwargs) else None
 
 
-class Narrowed:
-    """Run one target in narrow dtypes.
+class Narrowed(Narrow):
+    """Run one target in narrow dtypes."""
 
-    Args:
-        target: A model, a training step, or any function.
-        args: What it is called with.
-        kwargs: By name.
-    """
+    widening = "x.float() for each operand"
+    outside = 'with torch.autocast("cuda", enabled=False), and x.float() for each operand'
 
     def __init__(self, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        self._call = target, args, dict(kwargs)
+        super().__init__(target, args, kwargs)
         self._sight = Sight(target)
         found = named_models(target, args, kwargs)
         self._models = list(found.values())
@@ -65,15 +64,9 @@ class Narrowed:
             for path, module in model.named_modules()
         ]
 
-    @cached_property
-    def _optimizers(self) -> list[torch.optim.Optimizer]:
-        weights = {id(p) for model in self._models for p in model.parameters()}
-        named = [x for x in find_state(self._call[0]).values() if hasattr(x, "param_groups")]
-        return [*named, *(x for x in find_optimizers(weights) if not any(x is o for o in named))]
-
     def observe(self, observer: Observer) -> Observed:
         """Run as it is, and show each operation."""
-        return observe(*self._call, observer)
+        return self._shown(*self.call[1:], observer, None)
 
     def host(self, x: Any) -> NDArray[Any] | None:
         """Give a tensor's numbers to NumPy; None if it has none with a fraction."""
@@ -87,9 +80,13 @@ class Narrowed:
         """Round a tensor to a dtype, and give it in its own again."""
         return x if x.is_complex() else x.detach().to(getattr(torch, dtype)).to(x.dtype)
 
-    def bounded(self, x: Any) -> Any:
+    def bounded(self, x: Any, top: float) -> Any:
         """Put the largest number in the place of Inf, and 0 in that of NaN."""
-        return torch.nan_to_num(x.detach())
+        return torch.nan_to_num(x.detach(), posinf=top, neginf=-top)
+
+    def narrows(self, x: Any) -> bool:
+        """Tell whether a tensor is one that is cast."""
+        return _narrows(x)
 
     def given(self) -> list[tuple[str, str | None, Any]]:
         """List weights, buffers and arguments."""
@@ -97,8 +94,7 @@ class Narrowed:
         for path, module in self._modules:
             for held in (module._parameters, module._buffers):
                 found += [(join(path, name), path, x) for name, x in held.items() if _narrows(x)]
-        arrays = [x for x in tree_leaves(self._call[1:]) if _narrows(x)]
-        return found + [(f"input {i}", None, x) for i, x in enumerate(arrays)]
+        return found + super().given()
 
     def sizes(self) -> dict[str, int]:
         """Give the modules that are called, with the elements of all weights in them."""
@@ -121,28 +117,41 @@ class Narrowed:
             and any(id(p) in mine for p in module._parameters.values())
         ]
 
-    def run(self, observer: Observer, dtype: str, how: str, keep: Mapping[str, bool]) -> Observed:
+    def run(
+        self, observer: Observer, dtype: str, how: str, keep: Mapping[str, bool], *, own: bool
+    ) -> Observed:
         """Run in a dtype, with some modules kept in float32, and leave no trace."""
         narrow: torch.dtype = getattr(torch, dtype)
-        _, args, kwargs = self._call
+        _, args, kwargs = self.call
         kept = [module for path, module in self._modules if path in keep]
         weights = (p.device.type for model in self._models for p in model.parameters())
         device = next(weights, "cpu") if how == "autocast" else None
         with ExitStack() as stack:
             if device is None:
-                cast = _rounding(narrow) if how == "round" else lambda x: x.to(narrow)
-                stack.enter_context(self._cast(kept, cast))
+                stack.enter_context(self._cast(kept, narrow))
                 args, kwargs = tree_map(
-                    lambda x: _like(x, cast) if _narrows(x) else x, (args, kwargs)
+                    lambda x: _like(x, narrow) if _narrows(x) else x, (args, kwargs)
                 )
             else:
                 stack.enter_context(_autocast(device, narrow))
-            for path, module in self._modules if how != "round" else ():
+            for path, module in self._modules:
                 if path in keep:  # what the model itself returns stays as it is
                     back = keep[path] and device is None and module not in self._models
                     _keep(stack, module, narrow, device, back=back)
-            sight = stack.enter_context(self._sight)
-            return sight.run(args, kwargs, observer)
+            return self._shown(args, kwargs, observer, None if own else narrow)
+
+    def alone(self, observer: Observer, dtype: str, *, own: bool) -> Observed:
+        """Run as it is while Keras's layers compute in a dtype."""
+        return self._shown(*self.call[1:], observer, None if own else getattr(torch, dtype))
+
+    def _shown(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], observer: Observer,
+        narrow: torch.dtype | None,
+    ) -> Observed:  # fmt: skip
+        with self._sight as sight:
+            if narrow is None:
+                return sight.run(args, kwargs, observer)
+            return sight.run(args, kwargs, _apart(observer), kernels=_Storing(narrow))
 
     def code(self, dtype: str, how: str, keep: Mapping[str, bool], scale: float) -> str:
         """Write the code that keeps modules in float32, and scales the loss."""
@@ -155,18 +164,17 @@ class Narrowed:
         return text + (f"scaler = torch.amp.GradScaler(init_scale={scale:g})" * (scale != 1))
 
     @contextmanager
-    def _cast(
-        self, kept: Sequence[torch.nn.Module], cast: Callable[[torch.Tensor], torch.Tensor]
-    ) -> Iterator[None]:
+    def _cast(self, kept: Sequence[torch.nn.Module], narrow: torch.dtype) -> Iterator[None]:
         """Have weights, buffers, gradients and optimizer state in another dtype meanwhile."""
         wide = {id(x) for module in kept for x in _held(module.modules())}
         tensors = {id(x): x for x in _held(module for _, module in self._modules)}
-        tensors.update((id(x), x) for x in find_weights(self._call[0]).values() if _narrows(x))
+        tensors.update((id(x), x) for x in find_weights(self.call[0]).values() if _narrows(x))
         tensors = {number: x for number, x in tensors.items() if number not in wide}
         held = [(x, x.data, x.grad) for x in tensors.values()]
         states = [
             (state, name, x)
-            for optimizer in self._optimizers
+            for optimizer in self._sight.objects
+            if isinstance(optimizer, torch.optim.Optimizer)
             for weight, state in optimizer.state.items()
             if id(weight) in tensors and isinstance(state, dict)
             for name, x in state.items()
@@ -176,10 +184,10 @@ class Narrowed:
             with torch.no_grad():
                 for x, data, grad in held:
                     x.grad = None
-                    x.data = cast(data)
-                    x.grad = None if grad is None else cast(grad)
+                    x.data = data.to(narrow)
+                    x.grad = None if grad is None else grad.to(narrow)
                 for state, name, value in states:
-                    state[name] = cast(value)
+                    state[name] = value.to(narrow)
             yield
         finally:
             for x, data, grad in held:
@@ -188,6 +196,84 @@ class Narrowed:
                 x.grad = grad
             for state, name, value in states:
                 state[name] = value
+
+
+class _Storing(DispatchMode):
+    """Compute in float32 what PyTorch computes in a dtype, and store it in that.
+
+    What it gives has the dtypes that PyTorch's own kernels give, so that the program and autograd
+    do as they do there; no kernel of the dtype runs.
+
+    Args:
+        narrow: The dtype.
+    """
+
+    def __init__(self, narrow: torch.dtype) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._narrow = narrow
+        self._known: dict[Any, list[torch.dtype | None] | None] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        del types
+        kwargs, shape = kwargs or {}, shape_of(func)
+        tensors = list(flat([*args, *kwargs.values()]))
+        mine = any(x.dtype is self._narrow for x in tensors)
+        own = shape.name in _OWN or "running_mean" in shape.written_names
+        if not mine or own or (shape.view and not shape.written):
+            return func(*args, **kwargs)
+        given = {**dict(zip(shape.argument_names, args, strict=False)), **kwargs}
+        targets = [x for name in shape.written_names for x in flat(given.get(name))]
+        kinds = None if targets else self._kinds(func, tensors, args, kwargs)
+        try:
+            made = rerun(func, given, {}, {}, "float32")
+        except RerunError:
+            return func(*args, **kwargs)
+        if targets and len(made) == len(targets):
+            for target, x in zip(targets, made, strict=True):
+                target.copy_(x)
+            first = given[shape.written_names[0]]
+            return first if func._schema.returns else None
+        if kinds is None or sum(kind is not None for kind in kinds) != len(made):
+            return func(*args, **kwargs)
+        left = iter(made)
+        outs = [None if kind is None else next(left).to(kind) for kind in kinds]
+        if str(func._schema.returns[0].type) == "Tensor":
+            return outs[0] if len(func._schema.returns) == 1 else tuple(outs)
+        return outs
+
+    def _kinds(
+        self, func: Any, tensors: list[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> list[torch.dtype | None] | None:
+        """Give the dtypes of what an operator makes of these; None if its kernel has to run.
+
+        A gradient that nobody wants is None there.
+        """
+        words = tuple(x for x in (*args, *kwargs.values()) if isinstance(x, torch.dtype | bool))
+        key = (func, words, tuple((x.dtype, not x.ndim) for x in tensors))
+        if key not in self._known:
+            kinds = {str(each.type) for each in func._schema.returns}
+            self._known[key] = None
+            if kinds in ({"Tensor"}, {"List[Tensor]"}):
+                with suppress(Exception):
+                    meta = tree_map(
+                        lambda x: x.to("meta") if isinstance(x, torch.Tensor) else x, (args, kwargs)
+                    )
+                    made = func(*meta[0], **meta[1])
+                    many = made if isinstance(made, tuple | list) else [made]
+                    self._known[key] = [getattr(x, "dtype", None) for x in many]
+        return self._known[key]
+
+
+def _apart(observer: Observer) -> Observer:
+    """Have an observer whose own operations are no matter of a mode."""
+
+    def see(op: Op) -> Sequence[Any] | None:
+        with undispatched():
+            return observer(op)
+
+    return see
 
 
 def _held(modules: Iterable[torch.nn.Module]) -> Iterator[torch.Tensor]:
@@ -243,13 +329,9 @@ def _narrows(x: Any) -> bool:
     return isinstance(x, torch.Tensor) and x.dtype in wide and x.layout is torch.strided
 
 
-def _rounding(narrow: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
-    return lambda x: x.to(narrow).to(x.dtype)
-
-
-def _like(x: torch.Tensor, cast: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+def _like(x: torch.Tensor, narrow: torch.dtype) -> torch.Tensor:
     """Cast an argument; a leaf that takes a gradient is one again."""
-    return cast(x.detach()).requires_grad_(x.requires_grad)
+    return x.detach().to(narrow).requires_grad_(x.requires_grad)
 
 
 def _is(x: Any, dtype: torch.dtype) -> bool:

@@ -429,6 +429,11 @@ def unseen() -> Any:
     return torch._C.DisableTorchFunction()
 
 
+def undispatched() -> Any:
+    """Give a context in which the modes of dispatch see nothing."""
+    return torch._C._DisableTorchDispatch()
+
+
 def hands_over(file: str) -> bool:
     """Tell whether a file is PyTorch's own that shows a call to function modes."""
     return file == torch.overrides.__file__

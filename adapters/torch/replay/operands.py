@@ -220,11 +220,8 @@ def rerun(
         dtype: What to cast the operands to; None for none.
 
     Raises:
-        RerunError: If it draws random numbers, or PyTorch cannot run it so.
+        RerunError: If PyTorch cannot run it so.
     """
-    if torch.Tag.nondeterministic_seeded in func.tags:
-        msg = f"{func} draws random numbers"
-        raise RerunError(msg)
     target = None if dtype is None else getattr(torch, dtype)
 
     def new_of(name: str, x: Any) -> Any:
@@ -241,7 +238,8 @@ def rerun(
         with torch.no_grad():
             schema = arguments_of(func)
             writes = any(a.alias_info is not None and a.alias_info.is_write for a in schema)
-            new = {name: new_of(name, x) for name, x in arguments.items() if name != "out"}
+            out = {a.name for a in schema if a.is_out}  # a gradient may take one of that name
+            new = {name: new_of(name, x) for name, x in arguments.items() if name not in out}
             positional = [a.name for a in schema if not a.kwarg_only]
             args = [new.pop(name) for name in positional if name in new]
             return list(flat((functional(func) if writes else func)(*args, **new)))
@@ -444,4 +442,7 @@ class Operation(Op):
         Raises:
             RerunError: If PyTorch has no kernel for it, or it draws random numbers.
         """
+        if torch.Tag.nondeterministic_seeded in self.func.tags:
+            msg = f"{self.func} draws random numbers"
+            raise RerunError(msg)
         return rerun(self.func, self.arguments, self.before, inputs or {}, dtype)

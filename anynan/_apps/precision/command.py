@@ -23,9 +23,7 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("target", metavar="MODULE:FUNCTION", help="train:step, of train.py here")
     parser.add_argument("--dtype", default="float16", metavar="NAME", help="default: float16")
-    parser.add_argument(
-        "--how", choices=("cast", "autocast", "round"), default="cast", help="default: cast"
-    )
+    parser.add_argument("--how", choices=("cast", "autocast"), default="cast", help="default: cast")
     parser.add_argument("--errors", action="store_true", help="measure rounding errors, too")
     parser.add_argument("--no-plan", action="store_true", help="look for no plan")
     takes_ignore(parser)

@@ -2,8 +2,8 @@
 
 from anynan._base.messages import Message
 
-ROUNDED_INSTEAD = Message(
-    "rounded-instead",
-    "the target does not run with how={how!r} ({why}): anynan rounded every result of a float32 "
-    "run instead",
+DOES_NOT_RUN = Message(
+    "does-not-run-in-dtype",
+    "the target does not run in {dtype} ({why}): anynan tells what breaks from its numbers in "
+    "float32",
 )

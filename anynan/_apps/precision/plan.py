@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from anynan._apps.precision.watch import Break, Row
 from anynan._files.formats import Format
@@ -19,7 +20,7 @@ class Plan:
         layers: Paths of the layers (``""`` is the whole model), each with whether its result is
             cast back.
         lines: Lines outside of every layer that has a name, as file and number.
-        elements: How many numbers of weights are in the layers.
+        sizes: How many numbers of weights are in each of the layers.
         scale: The loss scale it was tried with.
         scales: The smallest and the largest loss scale that serve; None where there is no
             backward pass, or its gradients need none.
@@ -31,7 +32,7 @@ class Plan:
 
     layers: Mapping[str, bool]
     lines: tuple[Line, ...] = ()
-    elements: int = 0
+    sizes: Mapping[str, int] = field(default_factory=dict)
     scale: float = 1.0
     scales: tuple[float, float] | None = None
     finite: bool = False
@@ -49,8 +50,15 @@ class Trial:
     error: bool = False
 
 
-# Runs with layers and lines in float32, at a loss scale; True to go on past what breaks.
-Run = Callable[[Mapping[str, bool], Collection[Line], float, bool], Trial]
+class Run(Protocol):
+    """Run with layers and lines in float32, at a loss scale."""
+
+    def __call__(
+        self, layers: Mapping[str, bool], lines: Collection[Line], scale: float, *,
+        going: bool, own: bool,
+    ) -> Trial:  # fmt: skip
+        """Run; ``going`` on past what breaks, with the framework's ``own`` kernels."""
+        ...
 
 
 def inside(layer: str | None, kept: Collection[str]) -> str | None:
@@ -103,6 +111,9 @@ class Search:
         rows: Of the float32 run.
         form: The format asked about.
         vanishing: The share of the gradients' elements that may become 0.
+        own: Whether the framework's kernels for the dtype run all the time, or in the end alone.
+        replaces: Whether a run takes other results in an operation's place: for a loss scale, or
+            for lines.
     """
 
     run: Run
@@ -111,6 +122,8 @@ class Search:
     rows: Sequence[Row]
     form: Format
     vanishing: float
+    own: bool = False
+    replaces: bool = True
     runs: int = 0
     # Layer: whether its result is cast back to the dtype.
     layers: dict[str, bool] = field(default_factory=dict)
@@ -141,10 +154,11 @@ class Search:
         distance = None
         if not breaks:
             self._prune()
+            self.own = True
             trial = self._try(going=False)
             breaks, distance = trial.breaks, trial.distance
         return Plan(
-            dict(self.layers), tuple(self.lines), sum(self.sizes.get(k, 0) for k in self.layers),
+            dict(self.layers), tuple(self.lines), {k: self.sizes.get(k, 0) for k in self.layers},
             self._scale(), loss_scales(self.rows, self.form, self.vanishing, self.layers),
             not breaks, distance, self.runs, tuple(breaks),
         )  # fmt: skip
@@ -152,13 +166,14 @@ class Search:
     def _scale(self) -> float:
         """Choose a scale within the range, as near to none as can be."""
         found = loss_scales(self.rows, self.form, self.vanishing, self.layers)
-        if found is None or self.form.name == "bfloat16":
+        if found is None or self.form.name == "bfloat16" or not self.replaces:
             return 1.0
         return min(max(1.0, found[0]), max(found[1] / 2, 2.0**-20))
 
     def _try(self, *, going: bool) -> Trial:
         self.runs += 1
-        return self.run(self.layers, tuple(self.lines), self._scale(), going)
+        lines, scale = tuple(self.lines), self._scale()
+        return self.run(self.layers, lines, scale, going=going, own=self.own)
 
     def _keep(self, broken: Break) -> None:
         """Keep the layer whose operation broke, or the line of what is in none."""
@@ -172,7 +187,7 @@ class Search:
             self.layers[maker] = False
         elif not self._add(broken.layer) and broken.layer is None and broken.phase != "backward":
             source = broken.source
-            if source is not None:
+            if source is not None and self.replaces:
                 self.lines.setdefault((source.file, source.line))
 
     def _maker(self, broken: Break) -> str | None:

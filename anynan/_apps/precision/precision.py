@@ -7,16 +7,25 @@ from typing import Any
 
 import numpy as np
 
-from anynan._apps.precision.messages import ROUNDED_INSTEAD
+from anynan._apps.precision.messages import DOES_NOT_RUN
 from anynan._apps.precision.plan import Line, Plan, Search, Trial, inside
 from anynan._apps.precision.ranges import measured
 from anynan._apps.precision.report import PrecisionReport
-from anynan._apps.precision.watch import Break, Breaks, How, Narrow, Ranges, Row, bits_of
+from anynan._apps.precision.watch import (
+    PLACING,
+    Break,
+    Breaks,
+    How,
+    Narrow,
+    Ranges,
+    Row,
+    bits_of,
+)
 from anynan._arrays.containers import leaves
 from anynan._base import products
 from anynan._base.messages import left
 from anynan._files.formats import Format, target_of
-from anynan._trace.op import Observed, Op
+from anynan._trace.op import Observed
 from anynan.errors import reason
 from anynan.events import Source
 from anynan.options import CHECKS, Names
@@ -38,10 +47,12 @@ def precision(
     """Find what breaks first in a narrow dtype, and what to keep in float32.
 
     The target runs once as it is, and each operation is measured: its magnitudes, the bits left
-    before it overflows, the share that becomes zero. Then it runs in the dtype, and what makes NaN
-    or Inf of finite numbers is told. Then a plan is looked for and tried: the layers to keep in
-    float32, and the loss scale. Weights, gradients, optimizer and random state are afterwards what
-    they were. The answer is about these inputs and these weights.
+    before it overflows, the share that becomes zero. Then it runs with weights and inputs in the
+    dtype, each operation computed in float32 and stored in the dtype, and what makes NaN or Inf of
+    finite numbers is told. If nothing does, it runs once more with the framework's own kernels
+    before the report says that it fits. Otherwise a plan is looked for and tried with those: the
+    layers to keep in float32, and the loss scale. Weights, gradients, optimizer and random state
+    are afterwards what they were. The answer is about these inputs and these weights.
 
     Args:
         target: A model, a training step, or a function; what it does is what is looked at. Give
@@ -50,13 +61,12 @@ def precision(
         inputs: What it is called with by name.
         dtype: ``float16``, ``bfloat16``, ``float8_e4m3fn``, ``float8_e5m2``, or a framework's own.
             Of a float8, only the operands of products are made, each with a scale of its own.
-        how: ``cast`` runs with weights and inputs in the dtype, as ``.half()`` does; ``autocast``
-            as PyTorch's autocast does; ``round`` rounds every result of a float32 run, which
-            cannot see where the code itself asks for float32.
+        how: ``cast`` has weights and inputs in the dtype, as ``.half()`` does; ``autocast`` keeps
+            weights in float32 and computes in the dtype what the framework's own autocast does.
         plan: Look for a plan if something breaks; it takes up to 40 runs more.
         errors: Measure how far off each operation is, too; each runs twice more.
         vanishing: The share of gradients other than 0 that a loss scale may let become 0.
-        ignore: Names of notes that you do not want to see, such as ``"rounded-instead"``.
+        ignore: Names of notes that you do not want to see, such as ``"closed-over"``.
 
     Returns:
         A PrecisionReport; ``print`` it.
@@ -75,8 +85,8 @@ def precision(
         (False, 'multiply')
     """
     form, ignored = target_of(dtype), CHECKS["ignore"]("ignore", ignore)
-    if how not in ("cast", "autocast", "round"):
-        msg = f"how={how!r} is unknown; choose from cast, autocast, round"
+    if how not in ("cast", "autocast"):
+        msg = f"how={how!r} is unknown; choose from cast, autocast"
         raise ValueError(msg)
     asking = _Asking(target, example, dict(inputs or {}), form, how, vanishing)
     report = asking.answer(plan=plan, errors=errors)
@@ -97,11 +107,12 @@ class _Asking:
         self.exact: Observed
         self.bad: set[Any] = set()
         self.cast: list[Break] = []
+        self.ran = True
 
     def answer(self, *, plan: bool, errors: bool) -> PrecisionReport:
         """Run, judge, plan."""
         name = self.form.name
-        ranges = Ranges(self.narrow, name if errors else None)
+        ranges = Ranges(self.narrow, self.form, errors=errors)
         self.exact = self._whole(self.narrow.observe(ranges))
         rows = [*self._given(), *ranges.rows]
         if self.form.width == 8:
@@ -112,17 +123,12 @@ class _Asking:
             for row in rows
             if row.result.bad and not any(x.bad for x in row.operands.values())
         }
-        first = self._first()
         self.cast = [] if self.how == "autocast" else list(self._cast(rows))
-        breaks = bits_of([*self.cast, *first], rows, self.form)
-        found = None
-        if plan and breaks:
-            sizes = self.narrow.sizes()
-            search = Search(self._try, sizes, self.narrow.tied, rows, self.form, self.vanishing)
-            found = search(breaks)
+        breaks = bits_of([*self.cast, *self._first(rows)], rows, self.form)
+        found = self._plan(breaks, rows) if plan and breaks and self.ran else None
         code = "" if found is None else self._code(found)
         return PrecisionReport(
-            name, self.how, tuple(rows), tuple(breaks), found, tuple(self.notes), code
+            name, self.how, tuple(rows), tuple(breaks), found, tuple(self.notes), code, self.ran
         )
 
     def _whole(self, seen: Observed) -> Observed:
@@ -146,34 +152,50 @@ class _Asking:
             if row.kernel == "cast" and row.result.bits(self.form) <= 0:
                 yield Break(row.place, row.name, row.layer, row.phase, None, "overflow")
 
-    def _first(self) -> list[Break]:
-        """Run in the dtype, past what breaks; where it cannot, round a float32 run."""
-        found, seen = self._run({}, (), 1.0, going=True)
-        if seen.error is not None and self.how != "round":
-            why = reason(seen.error)
-            self.notes.append(ROUNDED_INSTEAD(how=self.how, why=why))
-            self.how = "round"
-            found, seen = self._run({}, (), 1.0, going=True)
-        self._whole(seen)
+    def _first(self, rows: list[Row]) -> list[Break]:
+        """Run in the dtype, past what breaks; if nothing does, with the framework's kernels."""
+        for own in (False, True):
+            found, seen = self._run({}, (), 1.0, going=True, own=own)
+            self.notes += seen.notes
+            if seen.error is not None:
+                self.ran = False
+                self.notes.append(DOES_NOT_RUN(dtype=self.form.name, why=reason(seen.error)))
+                return found or list(self._beyond(rows))
+            if found or self.cast:
+                break
+        return found
+
+    def _beyond(self, rows: list[Row]) -> Iterator[Break]:
+        """Walk what is beyond the dtype in float32 itself, and is made of what is not."""
+        for row in rows:
+            made = row.kernel not in {*PLACING, "cast"} and row.result.bits(self.form) <= 0
+            if made and all(x.bits(self.form) > 0 for x in row.operands.values()):
+                yield Break(row.place, row.name, row.layer, row.phase, row.source, "overflow")
+
+    def _plan(self, breaks: list[Break], rows: list[Row]) -> Plan:
+        """Look for a plan; where the framework's kernels refute it, look with those."""
+        sizes = self.narrow.sizes()
+        for own in (False, True):
+            found = Search(
+                self._try, sizes, self.narrow.tied, rows, self.form, self.vanishing, own,
+                self.narrow.replaces,
+            )(breaks)  # fmt: skip
+            if found.finite:
+                break
         return found
 
     def _run(
-        self, layers: Mapping[str, bool], lines: Collection[Line], scale: float, *, going: bool
-    ) -> tuple[list[Break], Observed]:
-        rounds = self.how == "round"
-
-        def kept(op: Op, source: Source | None) -> bool:
-            return inside(op.layer, layers) is not None or _at(source, lines)
-
+        self, layers: Mapping[str, bool], lines: Collection[Line], scale: float, *,
+        going: bool, own: bool,
+    ) -> tuple[list[Break], Observed]:  # fmt: skip
         breaks = Breaks(
-            self.narrow, going=going, rounding=self.form if rounds else None,
-            dtype=self.form.name, kept=kept, scale=scale,
+            self.narrow, top=self.form.max if going and self.narrow.replaces else None,
+            scale=scale,
             rerun=lambda op, source: (
-                not rounds and op.phase in ("forward", "loss") and op.kernel != "astype"
-                and _at(source, lines)
+                op.phase in ("forward", "loss") and op.kernel != "astype" and _at(source, lines)
             ),
         )  # fmt: skip
-        seen = self.narrow.run(breaks, self.form.name, self.how, layers)
+        seen = self.narrow.run(breaks, self.form.name, self.how, layers, own=own)
         found = [each for each in breaks.found if each.place not in self.bad]
         if not found and seen.error is None and self._distance(seen.value) == math.inf:
             where: Any = ("result",)
@@ -181,9 +203,10 @@ class _Asking:
         return found, seen
 
     def _try(
-        self, layers: Mapping[str, bool], lines: Collection[Line], scale: float, going: bool
-    ) -> Trial:
-        found, seen = self._run(layers, lines, scale, going=going)
+        self, layers: Mapping[str, bool], lines: Collection[Line], scale: float, *,
+        going: bool, own: bool,
+    ) -> Trial:  # fmt: skip
+        found, seen = self._run(layers, lines, scale, going=going, own=own)
         found = [each for each in found if each.phase != "optimizer"]
         found += [each for each in self.cast if inside(each.layer, layers) is None]
         if seen.error is not None:
@@ -212,7 +235,8 @@ class _Asking:
 
     def _code(self, found: Plan) -> str:
         text = self.narrow.code(self.form.name, self.how, found.layers, found.scale)
-        lines = [f"# compute in float32: {file}:{line}" for file, line in found.lines]
+        how = self.narrow.widening if self.how == "cast" else self.narrow.outside
+        lines = [f"# {file}:{line} in float32: {how}" for file, line in found.lines]
         return "\n".join([text, *lines]).strip()
 
 
@@ -223,8 +247,8 @@ def _at(source: Source | None, lines: Collection[Line]) -> bool:
 def _narrowed(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Narrow:
     """Find the adapter that runs a target."""
     refused = (
-        f"precision() cannot run a {type(target).__name__}: give a PyTorch model, a JAX function, "
-        "or a function that uses one, with the arrays it is called with"
+        f"precision() cannot run a {type(target).__name__}: give a model, a training step or a "
+        "function, with the arrays it is called with"
     )
     found: Narrow = products.side("precision", "narrowed_of", target, args, kwargs, refused=refused)
     return found

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from anynan._apps.precision.plan import Plan
 from anynan._apps.precision.ranges import Range
-from anynan._apps.precision.watch import SUMMING, Break, How, Row
+from anynan._apps.precision.watch import SUMMING, Break, How, Row, factors_of
 from anynan._base.escaping import name as printed
 from anynan._base.escaping import prose
 from anynan._base.tables import table
@@ -24,7 +24,6 @@ _COPYING = frozenset(
 _HOW = {
     "cast": "weights and inputs cast",
     "autocast": "under autocast",
-    "round": "every result of a float32 run rounded",
     "operands": "operands of products, each with a scale of its own",
 }
 _PHASES = ("forward", "loss", "backward", "optimizer")
@@ -36,14 +35,15 @@ class PrecisionReport:
 
     Attributes:
         dtype: The dtype asked about.
-        how: How it was run in it: ``cast``, ``autocast`` or ``round``; ``operands`` for a
-            float8, of which only the operands of products are made.
+        how: How it was run in it: ``cast`` or ``autocast``; ``operands`` for a float8, of which
+            only the operands of products are made.
         rows: Every operation of the float32 run, in order, behind the weights and inputs.
         breaks: What makes NaN or Inf in the dtype and not in float32, in order. What follows
             after the first of them was found with the largest number of the dtype in its place.
         plan: What to keep in float32; None where nothing breaks, or no plan was asked for.
         notes: What was not seen, in sentences.
         code: The plan as code.
+        ran: Whether it ran in the dtype to its end.
     """
 
     dtype: str
@@ -53,6 +53,7 @@ class PrecisionReport:
     plan: Plan | None = None
     notes: tuple[str, ...] = ()
     code: str = ""
+    ran: bool = True
 
     @property
     def form(self) -> Format:
@@ -61,8 +62,8 @@ class PrecisionReport:
 
     @property
     def fits(self) -> bool:
-        """Tell whether nothing breaks; of this target with these inputs, and no others."""
-        return not self.breaks
+        """Tell whether it ran and nothing broke; with these inputs and weights, and no others."""
+        return self.ran and not self.breaks
 
     def first(self, *phases: str) -> Break | None:
         """Return what breaks first, of some phases or of all."""
@@ -75,7 +76,9 @@ class PrecisionReport:
         return tuple(
             row
             for row in self.rows
-            if row.place not in broken and row.result.bits(self.form) < EDGE and self.runs(row)
+            if row.place not in broken
+            and 0 < row.result.bits(self.form) < EDGE  # with less than none it ran in float32
+            and self.runs(row)
         )
 
     def runs(self, row: Row) -> bool:
@@ -116,8 +119,10 @@ class PrecisionReport:
         ):
             if found is not None:
                 parts.append(f"in the {word} it {_verb(found)} at {_where(found)}")
-        text = "; ".join(parts) if parts else "fits"
-        if not parts and self.near:
+        text = "; ".join(parts) or "fits"
+        if not parts and not self.ran:
+            text = f"not known: nothing is beyond {self.dtype} in float32, but it did not run in it"
+        elif not parts and self.near:
             tight = min(self.near, key=lambda row: row.result.bits(self.form))
             bits = tight.result.bits(self.form)
             text = f"fits, with {bits:.1f} bits left at {_where(tight)}"
@@ -180,14 +185,25 @@ class PrecisionReport:
 
     def _shown(self) -> Iterable[tuple[str, ...]]:
         errors = any(row.error is not None for row in self.rows)
-        head = ("phase", "layer", "operation", "bits", "largest", "partial", "flushed")
+        head = (
+            "phase",
+            "layer",
+            "operation",
+            "bits",
+            "largest",
+            "smallest",
+            "partial",
+            "flushed",
+            "subnormal",
+        )
         yield (*head, *(("error", "rounding") if errors else ()), "line")
         for row in _unlike(self.worst())[:SHOWN]:
             partial = row.partial if row.kernel in SUMMING else None
             yield (
                 row.phase, _layer(row.layer), _named(row), _bits(row.result.bits(self.form)),
-                f"{row.result.largest:.3g}", "" if partial is None else f"{partial:.3g}",
-                _share(row.result.flushed(self.form)),
+                f"{row.result.largest:.3g}", f"{row.result.smallest:.3g}",
+                "" if partial is None else f"{partial:.3g}",
+                _share(row.result.flushed(self.form)), _share(row.result.subnormal(self.form)),
                 *((_error(row.error), _error(row.rounding)) if errors else ()),
                 _line(row.source),
             )  # fmt: skip
@@ -206,10 +222,14 @@ class PrecisionReport:
     def _planned(self) -> Iterable[str]:
         plan = self.plan
         assert plan is not None
-        kept = [printed(k) or "the whole model: no part of it alone will do" for k in plan.layers]
+        more = 4 - self.form.width // 8
+        kept = [
+            f"{printed(k) or 'the whole model: no part of it alone will do'} "
+            f"({plan.sizes[k] * more:,} bytes more)"
+            for k in plan.layers
+        ]
         kept += [f"line {line} of {printed(file)}" for file, line in plan.lines]
-        size = plan.elements * (4 - self.form.width // 8)
-        yield f"plan: keep in float32 {', '.join(kept) or 'nothing'} ({size:,} bytes more)"
+        yield f"plan: keep in float32 {', '.join(kept) or 'nothing'}"
         if plan.scales is not None and self.form.name == "float16":
             low, high = plan.scales
             spread = f"{_power(low)} to {_power(high)}" if low <= high else "none serves"
@@ -243,9 +263,8 @@ def scaled(found: Range, form: Format) -> float:
 
 
 def _factors(row: Row) -> Iterable[tuple[str, Range]]:
-    """Walk the operands that are multiplied: no bias."""
-    added = "self" if {"mat1", "batch1"} & row.operands.keys() else "bias"
-    return ((name, found) for name, found in row.operands.items() if name != added)
+    """Walk the operands that are multiplied."""
+    return ((name, row.operands[name]) for name in factors_of(list(row.operands)))
 
 
 def _verb(found: Break) -> str:

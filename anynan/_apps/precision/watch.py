@@ -6,19 +6,18 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from anynan._apps.precision.ranges import Range, measured
+from anynan._apps.precision.ranges import Range, finite, measured
+from anynan._arrays.containers import leaves, mapped
 from anynan._files.formats import Format
 from anynan._trace.op import Observed, Observer, Op, RerunError
 from anynan.events import Phase, Source
 
-How = Literal["cast", "autocast", "round"]
-# Their kernels may add up in the dtype itself.
-_ADDING = frozenset({"nll_loss"})
+How = Literal["cast", "autocast"]
 # They write a number that is in the code: -Inf in a mask is meant.
 PLACING = frozenset(
     {"arange", "constant", "empty", "fill", "full", "full_like", "index_fill", "masked_fill",
@@ -28,55 +27,116 @@ PLACING = frozenset(
 SUMMING = frozenset(
     {"matmul", "linear", "convolution", "sum", "mean", "einsum", "cumsum", "vector_norm"}
 )
-_WRITTEN = 1e38  # a number in float32 code from which on it stands for the largest there is
 
 Place = tuple[Any, ...]
 
 
-class Narrow(Protocol):
-    """Run one target in narrow dtypes: each adapter has one, ``Narrowed`` in ``precision.py``.
+class Narrow:
+    """Run one target in narrow dtypes: adapters derive ``Narrowed`` from it in ``precision.py``.
 
-    It is made with a target and what it is called with, by position and by name.
+    Args:
+        target: A model, a training step, or any function.
+        args: What it is called with.
+        kwargs: By name.
+
+    Attributes:
+        replaces: Whether other results can take the place of an operation's.
+        widening: What to write for a line whose operands are to be float32.
+        outside: What to write for a line that autocast is to leave alone.
     """
+
+    replaces = True
+    widening = outside = 'x.astype("float32") for each operand'
+
+    def __init__(self, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        self.call = target, args, dict(kwargs)
 
     def observe(self, observer: Observer) -> Observed:
         """Run as it is, and show each operation."""
-        ...
+        raise NotImplementedError
+
+    def run(
+        self, observer: Observer, dtype: str, how: How, keep: Mapping[str, bool], *, own: bool
+    ) -> Observed:
+        """Run in a dtype, and leave no trace.
+
+        Args:
+            observer: Sees each operation.
+            dtype: The dtype.
+            how: ``cast`` or ``autocast``.
+            keep: Layers to keep in float32, with whether their results are cast back.
+            own: Run the framework's kernels for the dtype. Else compute in float32 where that is
+                possible, and store what comes out in the dtype.
+
+        Raises:
+            ValueError: If it cannot be run in this way.
+        """
+        raise NotImplementedError
 
     def host(self, x: Any) -> NDArray[Any] | None:
         """Give an array's numbers to NumPy, unchanged; None if it has none with a fraction."""
-        ...
+        raise NotImplementedError
+
+    def like(self, numbers: NDArray[Any], x: Any) -> Any:
+        """Make an array like another, of other numbers."""
+        raise NotImplementedError
+
+    def cast(self, x: Any, dtype: str) -> Any:
+        """Cast an array."""
+        return x.astype(dtype)
 
     def rounded(self, x: Any, dtype: str) -> Any:
         """Round an array to a dtype, and give it in its own again."""
-        ...
+        there = self.host(self.cast(x, dtype))
+        return x if there is None or there.dtype.kind == "c" else self.like(there, x)
 
-    def bounded(self, x: Any) -> Any:
+    def bounded(self, x: Any, top: float) -> Any:
         """Put the largest number in the place of Inf, and 0 in that of NaN."""
-        ...
+        there = np.asarray(self.host(x), np.float64)
+        return self.like(np.nan_to_num(there, posinf=top, neginf=-top), x)
+
+    def narrows(self, x: Any) -> bool:
+        """Tell whether an array is one that is cast."""
+        there = self.host(x)
+        return there is not None and there.dtype in (np.float32, np.float64)
+
+    def narrowed(self, dtype: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Give the arguments in a dtype."""
+        _, args, kwargs = self.call
+        found: tuple[tuple[Any, ...], dict[str, Any]] = mapped(
+            (args, kwargs), lambda x: self.cast(x, dtype) if self.narrows(x) else x
+        )
+        return found
 
     def given(self) -> list[tuple[str, str | None, Any]]:
-        """List what comes in: name, layer (None for an argument), array."""
-        ...
+        """List what comes in and is cast: name, layer (None for an argument), array."""
+        found = [x for _, x in leaves(self.call[1:], "") if self.narrows(x)]
+        return [(f"input {i}", None, x) for i, x in enumerate(found)]
 
     def sizes(self) -> dict[str, int]:
         """Give the layers that can be kept in float32, with the elements of their weights."""
-        ...
+        return {}
 
     def tied(self, layer: str) -> list[str]:
         """List the other layers that hold a weight of a layer's."""
-        ...
-
-    def run(self, observer: Observer, dtype: str, how: How, keep: Mapping[str, bool]) -> Observed:
-        """Run in a dtype, and leave no trace.
-
-        Layers to keep in float32 come with whether their results are cast back.
-        """
-        ...
+        del layer
+        return []
 
     def code(self, dtype: str, how: How, keep: Mapping[str, bool], scale: float) -> str:
         """Write the code that keeps layers in float32, and scales the loss."""
-        ...
+        del dtype, how, keep
+        return f"loss_scale = {scale:g}  # divide the gradients by it" if scale != 1 else ""
+
+
+def refuse(how: str, framework: str) -> None:
+    """Refuse autocast where there is none.
+
+    Raises:
+        ValueError: If it is asked for.
+    """
+    if how == "autocast":
+        msg = f"{framework} has no autocast: choose how='cast'"
+        raise ValueError(msg)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,12 +213,13 @@ class Ranges:
 
     Args:
         narrow: The framework's part.
-        dtype: What errors are measured in, None for none.
+        form: The format asked about.
+        errors: Measure errors, too.
     """
 
-    def __init__(self, narrow: Narrow, dtype: str | None = None) -> None:
+    def __init__(self, narrow: Narrow, form: Format, *, errors: bool = False) -> None:
         self.rows: list[Row] = []
-        self._narrow, self._dtype, self._places = narrow, dtype, Places()
+        self._narrow, self._form, self._wrong, self._places = narrow, form, errors, Places()
         self._known: dict[int, tuple[weakref.ref[Any], Range]] = {}
 
     def __call__(self, op: Op) -> None:
@@ -169,17 +230,18 @@ class Ranges:
         if op.written:  # what was measured may have changed
             self._known.clear()
         source = op.source
-        inputs = list(op.inputs)
+        inputs = [(name, x) for name, x in op.inputs if self._narrow.host(x) is not None]
+        operands = {name: self._range(x) for name, x in inputs}
+        result = widest([self._range(x) for x in made])
         partial = error = rounding = None
         if op.kernel in SUMMING:
-            partial = self._partial(op, inputs)
-        if self._dtype is not None and op.kernel not in PLACING:
-            error, rounding = self._errors(op, inputs, made[0], self._dtype)
-        operands = {name: self._range(x) for name, x in inputs if self._narrow.host(x) is not None}
+            partial = self._partial(op, inputs, operands, result)
+        if self._wrong and op.kernel not in PLACING:
+            error, rounding = self._errors(op, inputs, made[0], self._form.name)
         self.rows.append(
             Row(
                 self._places.of(op, source), op.name, op.kernel, op.layer, op.phase, source,
-                operands, widest([self._range(x) for x in made]), partial, error, rounding,
+                operands, result, partial, error, rounding,
             )
         )  # fmt: skip
 
@@ -194,20 +256,32 @@ class Ranges:
             self._known[id(x)] = (weakref.ref(x), found)
         return found
 
-    def _partial(self, op: Op, inputs: Sequence[tuple[str, Any]]) -> float | None:
-        """Bound the partial sums: what comes of the operands' magnitudes."""
+    def _partial(
+        self, op: Op, inputs: Sequence[tuple[str, Any]], operands: Mapping[str, Range],
+        result: Range,
+    ) -> float | None:  # fmt: skip
+        """Bound the partial sums: by sizes, and by a run with magnitudes where these are near.
+
+        Of a product of matrices, ``max|a| * max|b|`` times the terms of each sum is a bound.
+        """
+        if op.kernel == "vector_norm":
+            return result.largest**2
+        factors = [operands[name] for name in factors_of(list(operands))]
+        terms = max((each.size for each in factors), default=0) / max(result.size, 1)
+        if op.kernel == "mean":
+            return math.prod(each.largest for each in factors[:1]) * terms
+        if op.kernel in ("matmul", "linear") and len(factors) == 2:
+            terms = math.sqrt(factors[0].size * factors[1].size / max(result.size, 1))
+            added = sum(each.largest for each in operands.values() if each not in factors)
+            bound = factors[0].largest * factors[1].largest * terms + added
+            if bound < self._form.overflows:
+                return bound
         try:
             found = op.rerun({name: abs(x) for name, x in inputs if name != "bias"})
         except (RerunError, TypeError):
             return None
         sizes = [x for x in map(self._narrow.host, found) if x is not None and x.size]
-        if not sizes:
-            return None
-        largest = float(np.abs(sizes[0]).max())
-        if op.kernel == "mean" and inputs:
-            whole = self._narrow.host(inputs[0][1])
-            largest *= 1 if whole is None else whole.size / sizes[0].size
-        return largest
+        return float(np.abs(sizes[0]).max()) if sizes else None
 
     def _errors(
         self, op: Op, inputs: Sequence[tuple[str, Any]], exact: Any, dtype: str
@@ -218,6 +292,12 @@ class Ranges:
             lambda: op.rerun(moved),
         )
         return _distance(tries[0], exact, self._narrow), _distance(tries[1], exact, self._narrow)
+
+
+def factors_of(names: Sequence[str]) -> list[str]:
+    """Give which of a product's operands are multiplied: no bias."""
+    added = "self" if {"mat1", "batch1"} & {*names} else "bias"
+    return [name for name in names if name != added]
 
 
 def _distance(run: Callable[[], Sequence[Any]], exact: Any, narrow: Narrow) -> float | None:
@@ -250,38 +330,33 @@ class Breaks:
 
     Args:
         narrow: The framework's part.
-        going: Put the largest number in the place of what broke, so that the run shows more.
-        rounding: Round each result to this format, for a run that is float32 otherwise.
-        dtype: The name of it.
-        kept: Whether an operation is kept in float32.
+        top: What to put in the place of what broke, so that the run shows more; None to leave it.
+        rerun: Whether an operation is to be computed in float32.
         scale: Factor of the gradient that the backward pass begins with.
     """
 
     def __init__(
-        self, narrow: Narrow, *, going: bool = False, rounding: Format | None = None,
-        dtype: str = "", kept: Callable[[Op, Source | None], bool] = lambda *_: False,
+        self, narrow: Narrow, *, top: float | None = None,
         rerun: Callable[[Op, Source | None], bool] = lambda *_: False, scale: float = 1.0,
     ) -> None:  # fmt: skip
         self.found: list[Break] = []
-        self.seen = 0
-        self._narrow, self._going, self._form, self._dtype = narrow, going, rounding, dtype
-        self._kept, self._rerun, self._places, self._scale = kept, rerun, Places(), scale
+        self._narrow, self._top, self._scale = narrow, top, scale
+        self._rerun, self._places = rerun, Places()
 
     def __call__(self, op: Op) -> Sequence[Any] | None:
         """Look at one operation."""
         made = list(op.outputs)
         if op.blank or all(self._narrow.host(x) is None for x in made):
             return None
-        self.seen += 1
         source = op.source
         place, outs = self._places.of(op, source), self._changed(op, source, made)
         broken = [not self._finite(x) for x in outs]
         kind = self._kind(op, outs) if any(broken) else None
         if kind is not None:
             self.found.append(Break(place, op.name, op.layer, op.phase, source, kind))
-            if self._going:
+            if self._top is not None:
                 pairs = zip(outs, broken, strict=True)
-                outs = [self._bounded(x) if bad else x for x, bad in pairs]
+                outs = [self._narrow.bounded(x, self._top) if bad else x for x, bad in pairs]
         changed = any(a is not b for a, b in zip(outs, made, strict=True))
         return outs if changed else None
 
@@ -292,60 +367,13 @@ class Breaks:
             outs = [x if self._narrow.host(x) is None else x * self._scale for x in outs]
             self._scale = 1.0
         if self._rerun(op, source):
-            outs = self._wide(op, outs)
-        if self._form is not None and not self._kept(op, source):
-            outs = [self._round(op, x, self._form) for x in self._from_rounded(op, outs)]
-            if op.kernel in _ADDING and not op.written:
-                outs = self._own(op, outs)
+            with suppress(RerunError):
+                outs = list(op.rerun(dtype="float32"))
         return outs
-
-    def _own(self, op: Op, outs: list[Any]) -> list[Any]:
-        """Take Inf where the framework's kernel for the dtype has it."""
-        with suppress(RerunError):
-            found = op.rerun(dtype=self._dtype)
-            return [x if self._finite(y) else y for x, y in zip(outs, found, strict=True)]
-        return outs
-
-    def _wide(self, op: Op, outs: list[Any]) -> list[Any]:
-        try:
-            return list(op.rerun(dtype="float32"))
-        except RerunError:
-            return outs
-
-    def _from_rounded(self, op: Op, outs: list[Any]) -> list[Any]:
-        """Give the results from rounded operands: one of a layer in float32 was not rounded."""
-        moved = {}
-        for name, x in op.inputs:
-            there = self._narrow.host(x)
-            if there is not None:
-                narrow = self._narrow.rounded(x, self._dtype)
-                if not _same(self._narrow.host(narrow), there):
-                    moved[name] = narrow
-        if not moved or op.written:
-            return outs
-        try:
-            return list(op.rerun(moved))
-        except RerunError:
-            return outs
-
-    def _round(self, op: Op, x: Any, form: Format) -> Any:
-        """Round a result; what a mask has as its smallest number is the dtype's smallest."""
-        before = self._narrow.host(x)
-        if before is None:
-            return x
-        made = self._narrow.rounded(x, self._dtype)
-        if op.kernel in PLACING and before.size and np.abs(before).max() >= _WRITTEN:
-            made = self._narrow.bounded(made) if np.isfinite(before).all() else made
-            made = self._narrow.rounded(_within(made, form), self._dtype)
-        return x if _same(self._narrow.host(made), before) else made
-
-    def _bounded(self, x: Any) -> Any:
-        made = self._narrow.bounded(x)
-        return made if self._form is None else _within(made, self._form)
 
     def _finite(self, x: Any) -> bool:
         numbers = self._narrow.host(x)
-        return numbers is None or bool(np.isfinite(numbers).all())
+        return numbers is None or finite(numbers)
 
     def _kind(self, op: Op, outs: Sequence[Any]) -> Literal["overflow", "nan"] | None:
         """Tell what an operation broke: None where what it was given was bad, or it was meant."""
@@ -354,17 +382,9 @@ class Breaks:
         given = [x for x in (self._narrow.host(x) for _, x in op.inputs) if x is not None]
         made = [x for x in map(self._narrow.host, outs) if x is not None]
         nan = any(np.isnan(x).any() for x in made)
-        if all(np.isfinite(x).all() for x in given):
+        if all(map(finite, given)):
             return "nan" if nan and not any(np.isinf(x).any() for x in made) else "overflow"
         return "nan" if nan and not any(np.isnan(x).any() for x in given) else None
-
-
-def _within(x: Any, form: Format) -> Any:
-    return x.clip(-form.max, form.max)
-
-
-def _same(a: NDArray[Any] | None, b: NDArray[Any] | None) -> bool:
-    return a is not None and b is not None and np.array_equal(a, b, equal_nan=True)
 
 
 def bits_of(found: Sequence[Break], rows: Sequence[Row], form: Format) -> list[Break]:

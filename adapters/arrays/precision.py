@@ -1,0 +1,53 @@
+"""Run array code in a narrow dtype: its arguments are cast, and NumPy's own kernels run."""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anynan._apps.precision.watch import Narrow, refuse
+from anynan._arrays.access import namespace, to_host
+from anynan._trace.op import Observed, Observer
+from anynan.arrays.observe import observe, takes
+from anynan.arrays.trackable import is_array
+
+with suppress(ImportError):  # it tells NumPy of bfloat16
+    import ml_dtypes  # noqa: F401
+
+
+def narrowed_of(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> "Narrowed | None":
+    """Give what runs a function of array code in narrow dtypes; None for all else."""
+    return Narrowed(target, args, kwargs) if takes(target, args, kwargs) else None
+
+
+class Narrowed(Narrow):
+    """Run one function in narrow dtypes."""
+
+    def observe(self, observer: Observer) -> Observed:
+        """Run as it is, and show each operation."""
+        return observe(*self.call, observer)
+
+    def run(
+        self, observer: Observer, dtype: str, how: str, keep: Mapping[str, bool], *, own: bool
+    ) -> Observed:
+        """Run with the arguments in a dtype: array code has no layers, and few kernels to skip."""
+        del keep, own
+        refuse(how, "array code")
+        return observe(self.call[0], *self.narrowed(dtype), observer)
+
+    def host(self, x: Any) -> NDArray[Any] | None:
+        """Give an array's numbers to NumPy; None if it has none with a fraction."""
+        if not is_array(x):
+            return None
+        found = np.asarray(to_host(x))
+        if found.dtype.kind == "V":
+            return found.astype(np.float32)
+        return found if found.dtype.kind in "fc" else None
+
+    def like(self, numbers: NDArray[Any], x: Any) -> Any:
+        """Make an array of the same library."""
+        with np.errstate(all="ignore"):
+            made = numbers.astype(x.dtype) if isinstance(x, np.ndarray | np.generic) else numbers
+        return made if made is not numbers else namespace(x).asarray(numbers, dtype=x.dtype)

@@ -1,0 +1,37 @@
+"""Run a Keras model on PyTorch, with the names of Keras."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import torch
+
+from anynan.keras.torch_backend import KerasModels
+from anynan.options import Options
+from anynan.torch.call.discovery import named_models
+from anynan.torch.observe import takes
+from anynan.torch.precision import Narrowed as TorchNarrowed
+
+
+def narrowed_of(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> "Narrowed | None":
+    """Give what runs a Keras model, or a step of one, in narrow dtypes; None for all else."""
+    if not takes(target, args, kwargs):
+        return None
+    found = named_models(target, args, kwargs).values()
+    mine = any(isinstance(model, keras.layers.Layer) for model in found)
+    return Narrowed(target, args, kwargs) if mine else None
+
+
+class Narrowed(TorchNarrowed):
+    """Run one target in narrow dtypes."""
+
+    def __init__(self, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        super().__init__(target, args, kwargs)
+        fn = self._sight.fn
+        models = KerasModels(Options(), None if isinstance(fn, torch.nn.Module) else fn)
+        self._sight.models = models
+        self.layers = {
+            path: layer
+            for name, model in named_models(target, args, kwargs).items()
+            for path, layer in models.named(name, model).items()
+        }
