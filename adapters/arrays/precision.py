@@ -1,7 +1,6 @@
 """Run array code in a narrow dtype: its arguments are cast, and NumPy's own kernels run."""
 
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -12,9 +11,6 @@ from anynan._arrays.access import namespace, to_host
 from anynan._trace.op import Observed, Observer
 from anynan.arrays.observe import observe, takes
 from anynan.arrays.trackable import is_array
-
-with suppress(ImportError):  # it tells NumPy of bfloat16
-    import ml_dtypes  # noqa: F401
 
 
 def narrowed_of(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> "Narrowed | None":
@@ -45,6 +41,18 @@ class Narrowed(Narrow):
         if found.dtype.kind == "V":
             return found.astype(np.float32)
         return found if found.dtype.kind in "fc" else None
+
+    def cast(self, x: Any, dtype: str) -> Any:
+        """Cast an array.
+
+        Raises:
+            ValueError: If NumPy does not know the dtype.
+        """
+        try:
+            return x.astype(dtype)
+        except TypeError as error:
+            msg = f"NumPy does not know {dtype}: import ml_dtypes, which tells it, and run again"
+            raise ValueError(msg) from error
 
     def like(self, numbers: NDArray[Any], x: Any) -> Any:
         """Make an array of the same library."""

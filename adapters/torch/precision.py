@@ -12,7 +12,7 @@ from anynan._base.patches import Patches
 from anynan._trace.op import Observed, Observer, Op, RerunError
 from anynan.torch.call.discovery import find_weights, named_models
 from anynan.torch.observe import Sight, takes
-from anynan.torch.private import DispatchMode, tree_map, undispatched
+from anynan.torch.private import DispatchMode, returns_of, tree_map, undispatched
 from anynan.torch.read.paths import clean_path, join
 from anynan.torch.read.probes import on_host
 from anynan.torch.replay.operands import flat, rerun, shape_of
@@ -234,14 +234,15 @@ class _Storing(DispatchMode):
             for target, x in zip(targets, made, strict=True):
                 target.copy_(x)
             first = given[shape.written_names[0]]
-            return first if func._schema.returns else None
+            return first if returns_of(func) else None
         if kinds is None or sum(kind is not None for kind in kinds) != len(made):
             return func(*args, **kwargs)
         left = iter(made)
         outs = [None if kind is None else next(left).to(kind) for kind in kinds]
-        if str(func._schema.returns[0].type) == "Tensor":
-            return outs[0] if len(func._schema.returns) == 1 else tuple(outs)
-        return outs
+        given_back = returns_of(func)
+        if given_back[0] != "Tensor":
+            return outs
+        return outs[0] if len(given_back) == 1 else tuple(outs)
 
     def _kinds(
         self, func: Any, tensors: list[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -253,9 +254,8 @@ class _Storing(DispatchMode):
         words = tuple(x for x in (*args, *kwargs.values()) if isinstance(x, torch.dtype | bool))
         key = (func, words, tuple((x.dtype, not x.ndim) for x in tensors))
         if key not in self._known:
-            kinds = {str(each.type) for each in func._schema.returns}
             self._known[key] = None
-            if kinds in ({"Tensor"}, {"List[Tensor]"}):
+            if {*returns_of(func)} in ({"Tensor"}, {"List[Tensor]"}):
                 with suppress(Exception):
                     meta = tree_map(
                         lambda x: x.to("meta") if isinstance(x, torch.Tensor) else x, (args, kwargs)

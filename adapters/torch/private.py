@@ -62,6 +62,11 @@ def arguments_of(operator: Any) -> list[Any]:
     return list(operator._schema.arguments)
 
 
+def returns_of(operator: Any) -> list[str]:
+    """List the types that an operator declares to give."""
+    return [str(each.type) for each in operator._schema.returns]
+
+
 def functional(operator: Any) -> Any:
     """Give the operator that computes the same as one that writes, and writes nothing."""
     name = operator._schema.name.rpartition("::")[2].rstrip("_")
