@@ -11,6 +11,9 @@ from anynan._everywhere import Found, spoiled
 from anynan._steps.tracked import Tracked
 from anynan.options import Options
 from anynan.tensorflow.graphs.operations import BACKWARD
+from anynan.tensorflow.read.frames import Frame
+from anynan.tensorflow.replay.steps import Step
+from anynan.tensorflow.session import runs
 from anynan.tensorflow.session.seams import SEAMS
 from anynan.tensorflow.session.session import Session
 
@@ -29,6 +32,25 @@ class Wide(Session):
     def __init__(self, tracker: Tracked) -> None:
         super().__init__(dict, None, tracker)
         self._trains: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+        self._sessions = runs.watch(self._ran, self._free)
+
+    def detach(self) -> None:
+        """Put back also how sessions run."""
+        self._sessions.undo()
+        super().detach()
+
+    def _free(self) -> bool:
+        """Tell whether what a session runs now is a step of the program's own."""
+        return not (self.paused or self.state.depth or self.state.replaying or self.others())
+
+    def _ran(self, ran: runs.Ran, values: list[Any]) -> None:
+        """Read what a run of a session gave, and judge it."""
+        self.steps.open(Step(None, (), {}, made=ran.program))
+        self.state.updated = ran.writes
+        frame = Frame(None)
+        for (name, _), x in zip(ran.fetched, values, strict=True):
+            frame.take(tf.constant(x), None, "loss", name)
+        self.calls.flush(frame, backward=False)
 
     def adopt(self, layer: Any, *, known: bool) -> None:
         """Watch a model that runs under a tape, or in a compiled function of the program's."""

@@ -83,7 +83,7 @@ class Weights:
 
     def is_buffer(self, name: str) -> bool:
         """Tell whether a variable is no weight."""
-        return self._of[name][2]
+        return name in self._of and self._of[name][2]
 
     def handles(self) -> dict[int, str]:
         """Name the variables by the ids of what operations take them as."""

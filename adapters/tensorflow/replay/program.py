@@ -186,6 +186,9 @@ class Programs(Part):
         Raises:
             ReplayError: If that cannot be done.
         """
+        if step.made is not None:
+            ready: Program = step.made()
+            return ready
         if step.taped is not None:
             return self._of_tape(step.taped, entering)
         compiled = hasattr(step.fn, "get_concrete_function")

@@ -163,7 +163,7 @@ class Run:
         wanted = []
         feeds = {p.name: x for p, x in zip(self.program.inputs, self.program.feeds, strict=True)}
         for tensor in {t.name: t for t in tensors}.values():
-            if tensor.op.type == "Placeholder" and tensor.name in feeds:
+            if tensor.name in feeds:
                 if isinstance(feeds[tensor.name], tf.Tensor) and tensor.dtype != tf.resource:
                     found[tensor.name] = probes.on_host(feeds[tensor.name])
             elif tensor.op.type != "Placeholder":

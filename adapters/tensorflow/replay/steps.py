@@ -2,7 +2,7 @@
 
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,6 +33,7 @@ class Step:
         unrolled: Whether its fault showed with recurrent layers unrolled.
         compiled: Whether it showed only under XLA.
         taped: What ran under the tape, where that is what is run again.
+        made: Gives the graph that ran, where a session of TensorFlow 1 ran one.
     """
 
     target: Any
@@ -45,6 +46,7 @@ class Step:
     unrolled: bool = False
     compiled: bool = False
     taped: Differentiated | None = None
+    made: Callable[[], Any] | None = None
 
     def __post_init__(self) -> None:
         # The last step of a model that the program drops is never over.

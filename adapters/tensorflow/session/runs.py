@@ -1,0 +1,177 @@
+"""What a program runs by ``tf.compat.v1.Session``: each run that gives numbers is a step."""
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.client.session import BaseSession
+from tensorflow.python.eager.context import eager_mode
+
+from anynan._base.patches import Patches
+from anynan._base.walks import walk
+from anynan._diagnosis.evidence import ReplayError
+from anynan.tensorflow.graphs.operations import is_float
+from anynan.tensorflow.graphs.traces import Trace
+from anynan.tensorflow.replay.program import ARGUMENTS, TAKING, Program
+
+# Of variables that a run writes: what they held before is kept up to this size.
+KEPT = 2**26
+WRITTEN = (
+    "this run of a session changed variables that held nothing before, or more than 64 MiB, which "
+    "are not kept: the report names no operation"
+)
+_VARIABLES = ("Variable", "VariableV2", "VarHandleOp")
+_READING = ("Identity", "ReadVariableOp", "IsVariableInitialized", "VarIsInitializedOp")
+
+
+class Part:
+    """Be the part of a graph that some tensors are made of.
+
+    Args:
+        graph: The graph.
+        wanted: Operations that a run is asked for.
+
+    Attributes:
+        reads: What takes the content of a variable, and the name of that.
+        writes: Whether running it changes a variable.
+        taking: Whether it takes its data from an iterator or a queue.
+    """
+
+    def __init__(self, graph: Any, wanted: list[Any]) -> None:
+        behind = set(walk(wanted, lambda op: [*(x.op for x in op.inputs), *op.control_inputs]))
+        self._graph, self.writes, self.taking = graph, False, False
+        self._nodes = [op for op in graph.get_operations() if op in behind]
+        self.reads: dict[Any, str] = {}
+        for op in self._nodes:
+            held = [x.op.name for x in op.inputs if x.op.type in _VARIABLES]
+            if held and op.type in _READING[:2]:
+                self.reads[op.outputs[0]] = held[0]
+            self.writes = self.writes or bool(held and op.type not in _READING)
+            self.taking = self.taking or op.type.startswith(TAKING)
+        self.get_tensor_by_name = graph.get_tensor_by_name
+
+    def as_graph_def(self) -> Any:
+        """Give the graph, with an input in the place of what reads a variable."""
+        found, reads = self._graph.as_graph_def(), {x.op.name: x for x in self.reads}
+        for node in found.node:
+            if node.name in reads:
+                node.op = "Placeholder"
+                del node.input[:]
+                node.attr.clear()
+                node.attr["dtype"].type = reads[node.name].dtype.base_dtype.as_datatype_enum
+        return found
+
+    def get_operations(self) -> list[Any]:
+        """List its operations, but for those that read a variable."""
+        reads = {x.op for x in self.reads}
+        return [op for op in self._nodes if op not in reads and op.type not in _VARIABLES]
+
+
+class Ran:
+    """Know one run of a session: what it was asked for, what it was fed, what it began with.
+
+    Args:
+        run: Runs a session in nobody's sight.
+        session: The session.
+        tensors: What it was asked for.
+        feeds: What it was fed.
+        part: What the run needs of the graph.
+    """
+
+    def __init__(
+        self, run: Callable[..., Any], session: Any, tensors: list[Any],
+        feeds: Mapping[Any, Any] | None, part: Part,
+    ) -> None:  # fmt: skip
+        self._run, self._session, self._part = run, session, part
+        # What is a number is the loss, as far as a report goes: the first of them.
+        first = next((x for x in tensors if x.shape.rank == 0), None)
+        self.fetched = [("loss" if x is first else x.op.name, x) for x in tensors]
+        self._feeds = {
+            session.graph.as_graph_element(x): value for x, value in (feeds or {}).items()
+        }
+        self.writes = part.writes
+        size = sum((x.shape.num_elements() or 0) * x.dtype.size for x in part.reads)
+        self._kept = self._content() if part.writes and size <= KEPT else None
+
+    def _content(self) -> list[Any] | None:
+        """Give what the variables hold."""
+        try:
+            content: list[Any] = self._run(self._session, list(self._part.reads))
+        except tf.errors.OpError:  # one holds nothing yet
+            return None
+        return content
+
+    def program(self) -> Program:
+        """Give the part of the graph and what to run it on.
+
+        Raises:
+            ReplayError: If that cannot be told any more.
+        """
+        if self._part.taking:
+            raise ReplayError(ARGUMENTS)
+        kept = self._kept if self._part.writes else self._content()
+        if kept is None:
+            raise ReplayError(WRITTEN)
+        reads, graph = self._part.reads, self._session.graph
+        try:
+            fed = {graph.as_graph_element(x): value for x, value in self._feeds.items()}
+        except (KeyError, TypeError, ValueError):  # it is made of several
+            raise ReplayError(ARGUMENTS) from None
+        inputs = [*fed, *reads]
+        feeds = [
+            tf.constant(value, x.dtype.base_dtype)
+            for x, value in zip(inputs, [*fed.values(), *kept], strict=True)
+        ]
+        weights = {x.op.name: name for x, name in reads.items()} | {x: x for x in reads.values()}
+        part: Any = Part(graph, [x.op for _, x in self.fetched])
+        return Program(
+            part, inputs, Trace(), feeds, {x.op.name: x.op.name for x in fed}, {},
+            results=self.fetched, weights=weights,
+        )  # fmt: skip
+
+
+def watch(step: Callable[[Ran, list[Any]], object], free: Callable[[], bool]) -> Patches:
+    """Have each run of a session that gives numbers with a fraction be a step.
+
+    Args:
+        step: Is told what ran, and the numbers that it gave, in the order of ``Ran.fetched``.
+        free: Tells whether nobody else runs at this moment.
+
+    Returns:
+        What was changed.
+    """
+    parts: weakref.WeakKeyDictionary[Any, dict[Any, Part]] = weakref.WeakKeyDictionary()
+
+    def change(real: Callable[..., Any]) -> Callable[..., Any]:
+        def run(self: Any, fetches: Any, feed_dict: Any = None, *args: Any, **kwargs: Any) -> Any:
+            asked = list(_asked(self.graph, fetches)) if free() else []
+            places = [i for i, x in enumerate(asked) if isinstance(x, tf.Tensor) and is_float(x)]
+            if not places:
+                return real(self, fetches, feed_dict, *args, **kwargs)
+            key = tuple(x.name for x in asked if x is not None)
+            known = parts.setdefault(self.graph, {})
+            if key not in known:
+                known[key] = Part(self.graph, [getattr(x, "op", x) for x in asked if x is not None])
+            ran = Ran(real, self, [asked[i] for i in places], feed_dict, known[key])
+            out = real(self, fetches, feed_dict, *args, **kwargs)
+            values = tf.nest.flatten(out)
+            if len(values) == len(asked):
+                with eager_mode():
+                    step(ran, [values[i] for i in places])
+            return out
+
+        return run
+
+    patches = Patches()
+    patches.change(BaseSession, "run", change)
+    return patches
+
+
+def _asked(graph: Any, fetches: Any) -> Iterator[Any]:
+    """Give the tensors and operations that a run is asked for; None for what is made of some."""
+    for x in tf.nest.flatten(fetches):
+        try:
+            yield graph.as_graph_element(x)
+        except (KeyError, TypeError, ValueError):
+            yield None

@@ -1,0 +1,74 @@
+"""Sessions of TensorFlow 1 in a watched program: each run that gives numbers is a step."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from anynan import _everywhere
+from anynan.options import Options
+from anynan.tensorflow.watchall import watch_all
+from tests.keras_adapter.models import line
+
+v1 = tf.compat.v1
+X, Y = np.arange(6.0).reshape(2, 3) / 6, np.eye(2)
+
+
+def classify(resource: bool) -> tuple[Any, ...]:
+    """Make a classifier whose logarithm meets 0 where the input is large."""
+    x, y = v1.placeholder(tf.float32, [None, 3]), v1.placeholder(tf.float32, [None, 2])
+    w = v1.get_variable("w", [3, 2], initializer=v1.zeros_initializer(), use_resource=resource)
+    p = tf.nn.softmax(tf.matmul(x, w))
+    loss = -tf.reduce_mean(y * tf.math.log(p))  # the logarithm
+    return x, y, loss, v1.train.GradientDescentOptimizer(0.1).minimize(loss)
+
+
+def ran(scales: list[float], *, resource: bool = False, watched: bool = True) -> tuple[Any, ...]:
+    found, options = _everywhere.Found(), Options(action="record")
+    with tf.Graph().as_default():
+        v1.set_random_seed(0)
+        x, y, loss, train = classify(resource)
+        end = watch_all(options, found) if watched else lambda: None
+        with v1.Session() as session:
+            session.run(v1.global_variables_initializer())
+            out = [
+                session.run({"train": train, "loss": loss}, {x: scale * X, y: Y})["loss"]
+                for scale in scales
+            ]
+        end()
+    return out, found
+
+
+@pytest.mark.parametrize("resource", [False, True])
+def test_a_run_that_updates_weights_names_operation_and_line(resource: bool) -> None:
+    out, found = ran([1.0, 1.0, 1e4], resource=resource)
+    assert not np.isfinite(out[2])
+    (event,) = found.events
+    assert (event.operation.name, event.phase, event.step) == ("log", "loss", 2)
+    assert event.operation.source.line == line(__file__, "the logarithm")
+    assert event.cause.tag == "log_of_zero"
+    assert event.operation.inputs[0].min == 0
+
+
+def test_a_clean_program_gives_the_same_numbers_and_no_word() -> None:
+    out, found = ran([1.0] * 4)
+    assert out == ran([1.0] * 4, watched=False)[0]
+    assert found.events == []
+
+
+def test_a_run_without_an_update_is_a_step_and_one_without_numbers_is_none() -> None:
+    found = _everywhere.Found()
+    with tf.Graph().as_default():
+        end = watch_all(Options(action="record"), found)
+        x = v1.placeholder(tf.float32, [])
+        root, parts = tf.sqrt(x), [tf.argmax([1, 2])]
+        with v1.Session() as session:
+            for value in (4.0, -1.0):
+                session.run([root, root * 2], {x: value})
+            session.run(parts)
+        (tracker,) = found.living()
+        assert len(tracker.history) == 2
+        end()
+    (event,) = found.events
+    assert event.operation.name == "sqrt"
