@@ -238,8 +238,9 @@ class Hunt:
         return watch.margins
 
     def _investigate(
-        self, arrays: Sequence[Array], words: str, bad: object, *, shaped: bool = False
-    ) -> bool:
+        self, arrays: Sequence[Array], words: str, bad: object, *, shaped: bool = False,
+        named: bool = False,
+    ) -> bool:  # fmt: skip
         """Run inputs under a tracker; tell whether something is bad that did not come in.
 
         Args:
@@ -247,6 +248,7 @@ class Hunt:
             words: What was done to them.
             bad: Which operation was seen to go bad, and where.
             shaped: Whether no range speaks of them.
+            named: Whether only what has an operation counts.
         """
         pairs = list(self._pairs(arrays))
         empty = any(item.example.size and not x.size for item, x in pairs)
@@ -266,7 +268,7 @@ class Hunt:
             known.add(facts["words"])
             return True
         event = self._event(arrays)
-        if event is None:
+        if event is None or (named and event.operation is None):
             return False
         new = Finding(event=event, again=self._save, **facts)
         known = self._known[bad] = self._found.setdefault(new.key, new)
@@ -348,15 +350,17 @@ class Hunt:
         def is_bad(arrays: tuple[Array, ...]) -> bool:
             return not self._over and self._look(arrays).bad is not None
 
-        ways = towards(self.inputs, first, look)
-        for arrays in (x for found in ways for x in nearer(self.inputs, found, is_bad)):
-            names = ", ".join(
-                item.name
-                for item, x in zip(self.inputs, arrays, strict=True)
-                if x is not item.example and not np.array_equal(x, item.example)
-            )
-            bad = self._look(arrays).bad
-            if bad is not None and self._investigate(arrays, f"{names}: moved towards {site}", bad):
+        def is_harm(arrays: tuple[Array, ...], *, named: bool) -> bool:
+            names = ", ".join(item.name for item, x in self._pairs(arrays) if item.changes(x))
+            bad, words = self._look(arrays).bad, f"{names}: moved towards {site}"
+            return bad is not None and self._investigate(arrays, words, bad, named=named)
+
+        # The nearest that a second run can name; right at the edge, it may round otherwise.
+        for found in towards(self.inputs, first, look):
+            for arrays in nearer(self.inputs, found, is_bad):
+                if is_harm(arrays, named=True):
+                    return True
+            if is_harm(found, named=False):
                 return True
         return False
 
