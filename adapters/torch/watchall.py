@@ -29,6 +29,7 @@ from anynan.options import Options
 from anynan.torch.call import noted
 from anynan.torch.call.discovery import find_modules
 from anynan.torch.graphs.compiler import between_graphs
+from anynan.torch.private import is_tracing
 from anynan.torch.session.model import ModelSession
 from anynan.torch.session.program import Watch
 from anynan.torch.session.session import session_of
@@ -129,7 +130,7 @@ class Finder:
         inside, look, stateless = _Inside(), self.look, self._stateless
 
         def called(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if _is_dynamo() or inside.call or _is_compiling():
+            if _is_dynamo() or inside.call or _is_compiling() or is_tracing():
                 return call(module, *args, **kwargs)
             inside.call = True
             notes = noted.away()

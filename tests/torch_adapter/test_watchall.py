@@ -229,6 +229,13 @@ def test_what_cannot_be_watched_is_a_line_and_no_exception(found: Found) -> None
     assert "a Linear is not watched: ValueError weight is on the meta device" in line
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.trace. is deprecated:DeprecationWarning")
+@pytest.mark.usefixtures("found")
+def test_a_model_that_is_first_called_as_it_is_traced_is_traced() -> None:
+    traced = torch.jit.trace(net(), (torch.ones(3, 4),))
+    assert traced(torch.ones(3, 4)).isfinite().all()
+
+
 def test_nothing_stays(found: Found) -> None:
     model = net()
     train(model)
