@@ -161,20 +161,20 @@ class Event(Shown):
         operation: The origin: the operation that made the first bad value.
         cause: Why, and what to change.
         trail: Layers up to the origin with their largest magnitude (None if not finite).
-        spread: What is bad only because of this.
+        spread: What is bad because of this.
         expected: The reason, if the anomaly was legitimate here.
         rank: Process rank in a distributed run.
         shard: Shard index, where the backend shards arrays.
         then: The first NaN that an origin of Inf turned into, if another operation made it.
         since: Range of steps ``(good, bad)`` in which a parameter went bad.
-        notes: What could not be seen or reproduced, said plainly.
+        notes: What could not be seen or reproduced, in sentences.
         target: What is tracked: ``model Generator``, ``function preprocess``; numbered where
             several models of one name are tracked.
-        tried: What came of the step with the origin repaired; None where it was not tried.
-        others: The faults that were left then, each tried in its turn with those before it
-            repaired: events of their own, which are told here and nowhere else.
-        times: In how many steps the same was bad: the same operation, line and cause, or the same
-            layer and phase where none is known. This is the first of them.
+        tried: What the step did with the fix in place; None if no fix was tried.
+        others: Further faults of the step with the fix in place, each tried with those before it
+            fixed. They are listed here and nowhere else.
+        times: In how many steps the same happened: the same operation, line and cause, or the same
+            layer and phase if none is known. This is the first of them.
 
     Example:
         >>> import json, anynan, numpy

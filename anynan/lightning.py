@@ -1,4 +1,4 @@
-"""The door for Lightning: a callback, and what makes it where the environment asks for it."""
+"""A callback for Lightning, which the environment can ask for too."""
 
 import os
 

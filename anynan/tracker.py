@@ -148,7 +148,7 @@ class Tracker(Handle):
             self.remove()
 
     def remove(self, *, raising: bool = False) -> None:
-        """Stop watching. What was not judged yet is judged first, and warned about if bad.
+        """Stop watching. Unjudged readings are judged first, with a warning if one is bad.
 
         Args:
             raising: Apply the tracker's own action to it, as at the end of a ``with`` block.
@@ -190,7 +190,7 @@ class Tracker(Handle):
 
     @property
     def where(self) -> str:
-        """Say where in the training it is, as ``"epoch 3"``: set it, and each event notes it."""
+        """Name the place in the training, as ``"epoch 3"``: set it, and each event shows it."""
         return str(self._tracked.where)
 
     @where.setter
@@ -217,7 +217,7 @@ class Tracker(Handle):
         return self._tracked.count(word)
 
     def clear(self) -> None:
-        """Forget events, readings and gradient norms; watching goes on."""
+        """Forget events, readings and gradient norms; watching continues."""
         self._tracked.judge.clear()
 
     def metrics(self, *, layers: bool = False) -> dict[str, float]:
@@ -238,7 +238,7 @@ class Tracker(Handle):
         return overview(of(self._tracked))
 
     def to_jsonl(self, path: str | os.PathLike[str], *, every: int = 1) -> None:
-        """Write history and events to a file, and go on with every step until ``remove``.
+        """Write history and events to a file, and each further step until ``remove``.
 
         A line is written as soon as it is known, so that a run that is killed leaves a file
         that can be read: by ``anynan report FILE``, or ``anynan.load``. From rank 1 on, the
@@ -284,8 +284,8 @@ class Tracker(Handle):
         action, or in the ``except`` that catches the error; or track with ``save=folder``.
 
         Args:
-            folder: Where to; it is made, and nothing in it is overwritten.
-            limit: So many bytes of tensors are kept at most, 256 MiB by default.
+            folder: The folder to make; one that exists must be empty.
+            limit: The most bytes of tensors to keep, 256 MiB by default.
 
         Raises:
             FileExistsError: If something is in the folder.
@@ -321,7 +321,7 @@ _OLD: dict[str, tuple[str, Any]] = {
     "check": ("flush()", lambda tracker: tracker.flush),
     "dump": ("history.select(...)", lambda tracker: tracker.history.select),
     "fn": ("what anynan.untrack(tracker) returns", lambda tracker: inside(tracker).fn),
-    "paused": ("told by repr(tracker)", lambda tracker: inside(tracker).paused),
+    "paused": ("shown by repr(tracker)", lambda tracker: inside(tracker).paused),
     "remarks": ("part of notes", lambda tracker: inside(tracker).judge.notes.remarks),
     "target": ("name", lambda tracker: inside(tracker).target),
 }

@@ -1,4 +1,4 @@
-"""The door for transformers: a callback of its Trainer, and ``track`` for a Trainer."""
+"""A callback for the Trainer of transformers, and ``track`` for a Trainer."""
 
 from anynan.torch.transformers import Monitor, track
 

@@ -214,7 +214,7 @@ def test_two_runs_part_at_a_step(tmp_path: Path, capsys: pytest.CaptureFixture[s
     c = run(tmp_path / "c.jsonl", 0.02)
     assert main(["compare", a, c]) == 1
     said = capsys.readouterr().out
-    assert said.startswith("They part first at step 0 ")
+    assert said.startswith("The runs first differ at step 0 ")
     assert "only gross differences show" in said
 
 

@@ -51,7 +51,7 @@ def test_a_record_that_fails_leaves_name_and_line(
 
 def test_a_look_that_fails_leaves_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live.LiveTape, "look", broken)
-    with pytest.warns(anynan.AnynanWarning, match="the result of log could not be looked at"):
+    with pytest.warns(anynan.AnynanWarning, match="the result of log could not be read"):
         tracker = anynan.track(np.log, action="record")
         assert np.isnan(tracker(-np.ones(2))).all()
     assert [event.kind for event in tracker.events] == ["nan"]
@@ -109,7 +109,7 @@ def test_operations_that_cannot_be_judged_are_said(monkeypatch: pytest.MonkeyPat
 def test_flags_that_cannot_be_read_cost_the_call_nothing() -> None:
     da = pytest.importorskip("dask.array")
     x = da.ones(4, chunks=2).map_blocks(broken, meta=np.empty(0))
-    with pytest.warns(anynan.AnynanWarning, match="the flags of a call could not be looked at"):
+    with pytest.warns(anynan.AnynanWarning, match="the flags of a call could not be read"):
         assert type(anynan.track(lambda x: x + 1)(x)) is da.Array
 
 

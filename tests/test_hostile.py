@@ -132,7 +132,7 @@ def test_a_key_without_a_name_is_reported() -> None:
 
 
 def test_what_could_not_be_opened_is_said() -> None:
-    said = r"x\[0\] \(a Stream\) could not be looked at: .*gone"
+    said = r"x\[0\] \(a Stream\) could not be read: .*gone"
     with pytest.warns(anynan.AnynanWarning, match=said) as seen:
         anynan.check([Stream([NAN])], "x")
     assert seen[0].filename == __file__

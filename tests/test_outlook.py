@@ -291,7 +291,7 @@ def test_updates_are_looked_at_every_so_many_steps() -> None:
         assert not {"anynan/update_norm", "anynan/update_ratio"} & set(tracker.metrics())
         assert len(tracker.history.updates("1")) == len(seen)
         (line,) = (x for x in tracker.report().split("\n") if x.startswith("  update "))
-    assert "times the median of the 5 looked at before" in line
+    assert "times the median of the 5 before" in line
     with pytest.raises(ValueError, match="updates=0 is too small"):
         anynan.torch.track(model, advanced=anynan.Advanced(updates=0))
 

@@ -404,7 +404,7 @@ def test_a_second_run_that_takes_another_branch_is_not_believed() -> None:
     os.close(sink)
     assert event.operation is not None
     assert (event.operation.name, tag_of(event)) == ("log", "log_of_negative")
-    assert any("a second run went another way, sqrt (line" in note for note in event.notes)
+    assert any("the second run took another path, sqrt (line" in note for note in event.notes)
 
 
 def test_a_second_run_with_other_values_is_not_believed() -> None:
@@ -419,7 +419,7 @@ def test_a_second_run_with_other_values_is_not_believed() -> None:
     os.close(sink)
     assert event.operation is not None
     assert event.operation.inputs[0].min == -1.0
-    assert any("a second run had other values, at log" in note for note in event.notes)
+    assert any("the second run had other values, at log" in note for note in event.notes)
 
 
 @pytest.mark.parametrize(

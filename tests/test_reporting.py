@@ -274,9 +274,9 @@ NaN first appeared in the forward pass of step 412
   cause   fully masked row: softmax over a row of -inf is 0/0 [softmax_fully_masked]
   fix     let every query see at least one key, or zero the output of fully masked rows: where(seen,
           softmax(where(seen, x, 0)), 0), seen = any(x > -inf, axis=-1, keepdims=True)
-  trail   encoder.embed 0.9 > encoder.layers.0 3.1 > encoder.layers.1 9.8 > encoder.layers.2 41.2 >
-          encoder.layers.3.attn NaN
-  spread  37 later readings are bad only because of this one"""
+  trail   encoder.embed: 0.9 > encoder.layers.0: 3.1 > encoder.layers.1: 9.8 >
+          encoder.layers.2: 41.2 > encoder.layers.3.attn: NaN
+  spread  37 later readings are bad because of it"""
     )
 
 
@@ -473,8 +473,8 @@ def test_a_trail_names_the_layers_as_the_layer_row_does() -> None:
         made = Event("numpy", "a", "forward", "nan", "bad", 5, trail=tuple((n, 1.0) for n in names))
         return render(made).splitlines()[-1].removeprefix("  trail   ")
 
-    assert trail("a.b.c", "a.b.d") == "a.b.c 1 > a.b.d 1"
-    assert trail("", "a") == "(the model itself) 1 > a 1"
+    assert trail("a.b.c", "a.b.d") == "a.b.c: 1 > a.b.d: 1"
+    assert trail("", "a") == "(the model itself): 1 > a: 1"
 
 
 def test_a_file_below_the_working_directory_is_named_from_there(

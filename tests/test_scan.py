@@ -399,7 +399,7 @@ def test_nothing_in_a_file_is_run(tmp_path: Path) -> None:
     for name in ("x.pt", "x.bin", "y.bin"):
         assert "PyTorch does not load it with weights_only=True" in files[name].error
     assert files["x.pt"].error.endswith("it needs posix.mkdir")
-    assert "type object are not looked at" in files["x.npy"].tensors[0].tensor.note
+    assert "type object are not read" in files["x.npy"].tensors[0].tensor.note
 
 
 def test_a_tensor_that_lies_about_its_place_is_refused(tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ import pytest
 
 import anynan
 from anynan import _MOVED
+from anynan._cli.commands import _parser
+from anynan._steps.tracked import inside
 from anynan.tracker import _OLD
 
 
@@ -27,6 +29,24 @@ def test_the_top_has_the_names_that_programs_need() -> None:
     ]
     for name in anynan.__all__:
         assert getattr(anynan, name).__doc__
+
+
+def test_track_takes_six_everyday_options_and_the_rest_together() -> None:
+    options = anynan.options.TrackOptions.__annotations__
+    assert [*options] == ["action", "level", "layers", "exclude", "policy", "save", "advanced"]
+
+
+def test_the_level_is_layer_but_in_array_code_and_under_run() -> None:
+    assert anynan.options.Options().level == "layer"
+    assert inside(anynan.track(np.log)).judge.subject.options.level == "step"
+    assert _parser().parse_args(["run", "train.py"]).level == "step"
+
+
+def test_a_tracker_shows_what_a_user_needs() -> None:
+    assert sorted(name for name in dir(anynan.Tracker) if not name.startswith("_")) == [
+        *("clear", "count", "events", "flush", "history", "metrics", "name", "notes", "pause"),
+        *("remove", "report", "resume", "save", "step", "to_html", "to_jsonl", "where"),
+    ]
 
 
 @pytest.mark.parametrize("name", _MOVED)

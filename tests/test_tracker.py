@@ -38,7 +38,7 @@ def test_the_report_names_layer_operation_line_cause_and_fix(read: Any) -> None:
         "loss = model(batch).loss()",
         "negative",
         "fix",
-        "embed 1.99",
+        "embed: 1.99",
     ):
         assert words in message, message
 

@@ -171,7 +171,7 @@ def test_a_weight_is_not_blamed_for_a_step_that_its_own_bad_update_came_from() -
     tracker([0.0, 1.0])
     event = failure(tracker, [1.0, 1.0]).event
     assert (event.step, event.phase) == (0, "backward")
-    assert event.notes == ("the step was over",)
+    assert event.notes == ("the step was over [no-second-run]",)
 
 
 def test_an_update_from_gradients_known_to_be_bad_is_not_blamed_on_the_optimizer() -> None:

@@ -1,9 +1,15 @@
 """The pages of the documentation are short, their sentences too, and a reader can find each."""
 
+import importlib
+import inspect
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+import anynan
+from anynan._base.messages import known
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -42,6 +48,47 @@ def test_a_page_is_at_most_200_lines(page: Path) -> None:
 def test_the_sentences_of_a_page_are_short(page: Path) -> None:
     words = [len(sentence.split()) for sentence in sentences(page.read_text(encoding="utf-8"))]
     assert sum(words) <= WORDS * len(words)
+
+
+# Readers had to read these twice. Say who does what: "anynan names the line".
+STUMBLES = re.compile(
+    r"\b(?:(?:is|are|was|were|be|being) (?:only )?(?:told|said|meant|noted)|said of|tells? of"
+    r"|told (?:of|in|as|by|at)|looked at|put down to|in the place of|all the same|c[ao]mes? of"
+    r"|goes on|go on with|what (?:it|they|one) holds?|doors?|by way of)\b"
+)
+# Kept for those who work on anynan; the rest is for users.
+INSIDE = {"decisions.md", "defects.md", "proof.md", "proof-scripts.md", "versions.md"}
+
+
+def _for_users() -> Iterator[tuple[str, str]]:
+    """Walk what a user reads, by where it is: pages, messages, docstrings of public names."""
+    for page in PAGES:
+        if page.name not in INSIDE:
+            yield _name(page), FENCE.sub("", page.read_text(encoding="utf-8"))
+    yield from known().items()
+    rooms = [anynan, *(importlib.import_module(f"anynan.{room}") for room in anynan._ROOMS)]
+    for room in rooms:
+        for name in getattr(room, "__all__", ()):
+            yield name, inspect.getdoc(getattr(room, name)) or ""
+
+
+def test_nothing_that_a_user_reads_has_a_phrase_that_readers_stumbled_over() -> None:
+    found = [
+        f"{where}: {text[max(match.start() - 40, 0) : match.end() + 20]}"
+        for where, text in _for_users()
+        for match in STUMBLES.finditer(text)
+    ]
+    assert found == []
+    assert STUMBLES.search("it is told down to the line")
+
+
+def test_the_glossary_has_words_that_users_meet() -> None:
+    page = (DOCS / "glossary.md").read_text(encoding="utf-8")
+    terms = re.findall(r"^(\S.*)\n: ", page, re.MULTILINE)
+    pages = [x.read_text(encoding="utf-8") for x in PAGES if x.name not in (*INSIDE, "glossary.md")]
+    read = "\n".join(pages).lower()
+    assert len(terms) > 20
+    assert [t for term in terms for t in term.lower().split(", ") if t not in read] == []
 
 
 def test_long_sentences_are_seen() -> None:

@@ -29,7 +29,8 @@ ARGUMENTS_OVERWRITTEN = Message(
 ARRAY_PARTED = Message("array-parted", "{parted}, so only the extremes of operands are known")
 NUMPY_LOG = Message(
     "numpy-log",
-    "NumPy's error log of this call has: {log}, which probably made what the program then refused",
+    "NumPy's error log of this call has: {log}, which probably made the value that the program "
+    "then refused",
 )
 NUMPY_LOG_UNREAD = Message(
     "numpy-log-unread",
@@ -43,7 +44,7 @@ STAND_IN_REFUSED = Message(
 )
 NUMPY_LOG_FIRST = Message("numpy-log-first", "{why}; NumPy's error log of the first run has: {log}")
 UNSEEN_AGAIN = Message(
-    "unseen-again", "a second run came to the same, and did not see which operation made it"
+    "unseen-again", "a second run gave the same value, and did not see which operation made it"
 )
 OUT_OF_SIGHT = Message("out-of-sight", "{why}{guess}")
 CALL_NOT_AGAIN = Message("call-not-again", "the call was not run again: {error}")

@@ -22,11 +22,11 @@ def divergence(first: Replay, second: Replay) -> str | None:
         if (one.name, one.layer, _place(one), _kind(one)) != (
             other.name, other.layer, _place(other), _kind(other),
         ):  # fmt: skip
-            return f"a second run went another way, {_word(other)} in place of {_word(one)}"
+            return f"the second run took another path, {_word(other)} in place of {_word(one)}"
         if not _alike(one, other):
-            return f"a second run had other values, at {_word(one)}"
+            return f"the second run had other values, at {_word(one)}"
     if len(ours) != len(theirs) or arrived[0] != arrived[1]:
-        return "a second run went another way: the function keeps state or is random"
+        return "the second run took another path: the function keeps state or is random"
     return None
 
 

@@ -265,9 +265,14 @@ class Tape:
         """Say why a bad value has no operation that made it."""
         if self.outlets:
             lines = ";".join(list(self.outlets)[:3])
-            return f"a plain array left anynan's sight{lines}: what is made of it is not watched"
+            return (
+                f"a plain array left anynan's sight{lines}: what is computed from it is not watched"
+            )
         if self.others:
-            return f"operations on {', '.join(self.others)} are not watched, and none other made it"
+            return (
+                f"operations on {', '.join(self.others)} are not watched, and no other operation "
+                "made it"
+            )
         return (
             "no watched operation made it: it comes from arrays that the function was not given "
             "(globals, attributes), or from the inside of a library's function"

@@ -38,10 +38,10 @@ def track(target: Callable[..., Any], **options: Unpack[TrackOptions]) -> Tracke
 def track(target: Any = ..., **options: Unpack[TrackOptions]) -> Any:
     """Watch a function of array code, until ``remove``.
 
-    It runs on its own arrays, and what it is given, returns and writes is judged. A call that
-    went bad is run again on copies, whose arrays record each operation. From ``level="layer"``
-    on they do so in every call, and a value is judged also where it leaves the
-    ``anynan.scope`` it was made in. Arrays on a device, and Dask's, are always recorded.
+    The function runs on its own arrays; anynan judges what it is given, returns and writes. A bad
+    call is run again on copies that record each operation. From ``level="layer"`` on every call is
+    recorded, and a value is judged where it leaves the ``anynan.scope`` it was made in. Arrays on a
+    device, and Dask's, are always recorded.
 
     Args:
         target: A function; leave it out to decorate.

@@ -89,7 +89,7 @@ def track(target: Any = ..., **options: Unpack[TrackOptions]) -> Any:
 
 
 def check(**arrays: Any) -> None:
-    """Look at CuPy arrays, given by name, with one read, and raise at the first that is bad.
+    """Check CuPy arrays, given by name, with one read, and raise at the first that is bad.
 
     Raises:
         NonFiniteError: If one of them holds a NaN or an Inf.
@@ -110,8 +110,9 @@ def check(**arrays: Any) -> None:
 class errstate:  # noqa: N801  as NumPy names it
     """Raise or warn when an operation inside makes NaN or Inf, as ``numpy.errstate`` does.
 
-    ``as watch`` gives what puts arrays under watch; all that is computed with them is read once,
-    at the end. ``nan`` and ``inf``, of both signs, are ``"raise"``, ``"warn"`` or ``"ignore"``.
+    ``as watch`` gives a function that puts arrays under watch; everything computed with them is
+    read once, at the end. ``nan`` and ``inf``, of both signs, are ``"raise"``, ``"warn"`` or
+    ``"ignore"``.
 
     Raises:
         ValueError: If a word is unknown.

@@ -22,7 +22,7 @@ SKIP_INSIDE = Message(
 CALLBACK_AGAIN = Message("callback-again", "the second run called {what} again")
 PART_UNREAD = Message("part-unread", "the inside of a part of the step could not be read ({error})")
 CRASH_UNREAD = Message(
-    "crash-unread", "anynan could not look whether a bad value led to this: {why}{more}"
+    "crash-unread", "anynan could not check whether a bad value led to this: {why}{more}"
 )
 GRADIENTS_UNLINKED = Message(
     "gradients-unlinked", "gradients are not listed under their forward operations: {why}"

@@ -20,7 +20,7 @@ def track(target: Any, **options: Unpack[TrackOptions]) -> Tracker: ...
 def track(target: Any = ..., **options: Unpack[TrackOptions]) -> Any:
     """Watch a Keras model, forward and backward, on the backend that Keras runs on.
 
-    The model goes on being used as before: ``fit``, ``train_on_batch``, ``evaluate``,
+    You go on using the model as before: ``fit``, ``train_on_batch``, ``evaluate``,
     ``predict`` or a loop of your own. The documentation's Keras page says what is watched on
     which backend, and those of TensorFlow, PyTorch and JAX how.
 

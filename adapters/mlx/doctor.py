@@ -3,7 +3,7 @@
 import mlx.core as mx
 
 WATCHED = "modules, training steps and functions, forward, backward and in the optimizer"
-UNWATCHED = "layers inside of mx.compile, of which the ends are read"
+UNWATCHED = "layers inside mx.compile, except what goes in and comes out"
 
 
 def devices() -> list[str]:

@@ -4,8 +4,8 @@ from anynan._base.messages import Message
 
 INSIDE_UNSEEN = Message(
     "inside-unseen",
-    "what runs inside of mx.compile or mx.vmap has no values while MLX traces it: of it the ends "
-    "are read, and a second run of a bad step runs what is compiled without mx.compile",
+    "MLX traces what runs inside mx.compile or mx.vmap, where nothing has a value yet: anynan "
+    "reads what goes in and comes out, and runs a bad step again without mx.compile",
 )
 CALLED_COMPILED = Message(
     "called-compiled",

@@ -22,7 +22,7 @@ def track(target: nn.Module | Callable[..., Any], **options: Unpack[TrackOptions
 def track(target: Any = ..., **options: Unpack[TrackOptions]) -> Any:
     """Watch a model or a training step, forward and backward, until ``remove``.
 
-    A module goes on being called as before. A function is replaced by the returned tracker: one
+    You go on calling a module as before. A function is replaced by the returned tracker: one
     call is one step, and its loss, its gradients and its update are covered too. Without a target
     a decorator is returned.
 

@@ -24,7 +24,7 @@ def track(target: Any, **options: Unpack[TrackOptions]) -> Tracker: ...
 def track(target: Any = ..., **options: Unpack[TrackOptions]) -> Any:
     """Watch a Keras model, a ``tf.Module`` or a function, forward and backward.
 
-    A model goes on being used as before, through ``fit``, ``evaluate``, ``predict`` or a loop of
+    You go on using a model as before, through ``fit``, ``evaluate``, ``predict`` or a loop of
     your own, eager, in a ``tf.function`` and with ``jit_compile=True``; call ``track`` before a
     ``tf.function`` that uses it runs for the first time. A function is replaced by the returned
     tracker: one call is one step, and its result is watched too.

@@ -57,11 +57,11 @@ def first_bad_batch(
     """Train on batches until one makes something bad, then put everything back.
 
     Each batch is one call of ``step``, watched as by ``track`` with ``parameters=True``. With
-    ``every=n`` the steps run unwatched, and only after n of them the weights, gradients, buffers,
-    optimizer states and returned losses are looked at. When something is bad there, the state of n
-    batches ago is put back, and those batches are run once more, watched and with a look after
-    each. This is for steps that watching slows down, or that it cannot see into. Let the step
-    return its loss: what leaves no trace in the state or the loss goes unseen between two looks.
+    ``every=n`` the steps run unwatched. After n of them anynan reads the weights, gradients,
+    buffers, optimizer states and returned losses. If something is bad, it puts back the state of n
+    batches ago and runs those batches once more, watched, and reads after each. Use it for steps
+    that watching slows down, or that it cannot see into. Let the step return its loss: a fault that
+    leaves no trace in the state or the loss goes unseen.
 
     Afterwards models (weights, gradients, buffers, attributes, training flags), optimizers,
     schedulers, loss scalers and random states are as they were found, in the same objects. They
@@ -69,12 +69,12 @@ def first_bad_batch(
     living optimizers and schedulers of those models. That takes the memory of one copy of all
     this, of two copies and n batches with ``every=n``. Iterators, files, counters and lists of
     the program's own are not put back; ``anynan.replaying()`` is True meanwhile, so that code can
-    stand back.
+    hold back.
 
     Args:
         step: A function of one batch that trains on it, or a tracker of one.
         batches: Any iterable; it is walked once, and no further than to the bad batch.
-        every: How many steps to run between two looks.
+        every: How many steps to run between two readings.
         state: More objects to put back, with ``state_dict`` and ``load_state_dict``.
         **options: Options of ``track``, such as ``policy``, ``layers`` and ``exclude``.
 

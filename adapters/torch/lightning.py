@@ -67,15 +67,15 @@ def _validation_loop(trainer: Any) -> Any:
 
 
 class Monitor(Monitored, _lightning.Callback):
-    """Watch a module while ``fit`` trains it: operation and line, in its own ``training_step`` too.
+    """Watch a module while ``fit`` trains it, and name operation and line in ``training_step`` too.
 
-    So are its ``validation_step``, in ``fit`` and alone, its ``test_step`` and ``predict_step``.
+    It also watches ``validation_step``, in ``fit`` and alone, ``test_step`` and ``predict_step``.
 
     Args:
         action: ``"stop"`` drops the bad step's update, warns with the report, saves a checkpoint
             and ends the training after this batch; ``"raise"``, ``"warn"``, ``"record"`` and
-            ``"skip"`` are those of ``track``. What is bad in an evaluation spoils no weight:
-            ``"stop"`` and ``"skip"`` warn of it, and the Trainer goes on.
+            ``"skip"`` are those of ``track``. An evaluation updates no weight, so
+            ``"stop"`` and ``"skip"`` warn there, and the Trainer continues.
         save: Whether ``"stop"`` and ``"raise"`` save ``anynan-step=N.ckpt`` below the Trainer's
             ``default_root_dir``. No bad step has updated its weights.
         **options: The other options of ``anynan.torch.track``.

@@ -109,8 +109,8 @@ BATCH_WRITTEN = Message(
 )
 STATE_BAD = Message(
     "state-bad",
-    "what is bad is {part}, which the optimizer keeps for this weight: the weight follows at its "
-    "next update",
+    "{part}, which the optimizer keeps for this weight, is bad: the next update makes the weight "
+    "bad too",
 )
 COMPILED_ENDS = Message(
     "compiled-ends", "what runs inside compiled code was compared only where it begins and ends"

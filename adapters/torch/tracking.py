@@ -29,7 +29,7 @@ def track(
 def track(target: Any = ..., **options: Unpack[TrackOptions]) -> Any:
     """Watch a model or a training step, forward and backward, until ``remove``.
 
-    A module goes on being called as before; hooks read the root inputs, every layer's
+    You go on calling a module as before; hooks read the root inputs, every layer's
     outputs, their gradients and the accumulated gradients of the weights. A function is
     replaced by the returned tracker: one call is one step, and its loss and its update are
     covered too. Without a target a decorator is returned.

@@ -81,7 +81,7 @@ def watched(trainer: transformers.Trainer, options: Options, found: Found) -> It
 
 
 class Monitor(Monitored, transformers.TrainerCallback):
-    """Watch what a Trainer trains: operation and line, in an overridden ``compute_loss`` too.
+    """Watch what a Trainer trains, and name operation and line in ``compute_loss`` too.
 
     Args:
         action: ``"stop"`` drops the bad step's update, warns with the report, and ends the

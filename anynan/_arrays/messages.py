@@ -2,5 +2,5 @@
 
 from anynan._base.messages import Message
 
-UNLOOKED = Message("unlooked", "{what} could not be looked at: {error}")
+UNLOOKED = Message("unlooked", "{what} could not be read: {error}")
 BATCH_UNREAD = Message("batch-unread", "{error}")

@@ -16,8 +16,8 @@ class Message:
 
     Example:
         >>> from anynan._base.messages import Message
-        >>> Message("unlooked", "{what} could not be looked at: {error}")(what="x", error="gone")
-        'x could not be looked at: gone [unlooked]'
+        >>> Message("unlooked", "{what} could not be read: {error}")(what="x", error="gone")
+        'x could not be read: gone [unlooked]'
     """
 
     __slots__ = ("slug", "text")

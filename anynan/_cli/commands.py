@@ -92,7 +92,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="anynan",
         description="Find where a number goes bad.",
-        epilog="anynan COMMAND --help tells what a command takes, and what its exit status means.",
+        epilog="anynan COMMAND --help shows what a command takes, and what its exit status means.",
         formatter_class=argparse.HelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"anynan {__version__}")

@@ -14,16 +14,16 @@ __all__ = ["RULES", "STEP", "Rule", "Situation", "explain", "table"]
 UNKNOWN = "unknown"
 # What is said where no operation was seen to make it: a tag, a sentence, a fix.
 STEP = (
-    "track the training step instead of the model (put the body of the loop into a function), and "
-    "the operation is named"
+    "track the training step instead of the model (put the body of the loop into a function): the "
+    "report then names the operation"
 )
 _OUTSIDE = "the model's outputs were finite, and the loss or its gradient is not"
-_BETWEEN = "what a layer was given was bad: code between the watched layers made it"
-_ANOTHER = "what came in is what another watched model gave"
+_BETWEEN = "a layer received a bad input: code between the watched layers made it"
+_ANOTHER = "the bad input came from another watched model"
 _WITHOUT_RULE = (
     ("outside_the_model", _OUTSIDE, STEP),
     ("made_between_layers", _BETWEEN, STEP),
-    ("made_by_another", _ANOTHER, "mend that model first"),
+    ("made_by_another", _ANOTHER, "fix that model first"),
     (
         UNKNOWN,
         "no rule fits, so no cause is named",
@@ -98,7 +98,7 @@ def _unknown(s: Situation) -> Cause:
     if s.where != "backward" and any(infinite(item.summary) for item in s.operands):
         return Cause(
             UNKNOWN,
-            "{op} was given Inf and made {kind} of it; no rule of anynan fits".format(**names),
+            "{op} received Inf and turned it into {kind}; no rule of anynan fits".format(**names),
             "find where this Inf is put in; a mask's -Inf is for a softmax or a maximum: leave it "
             "out of what is summed, as a loss is (label smoothing sums over every class)",
             values,

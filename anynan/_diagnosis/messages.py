@@ -31,13 +31,11 @@ CALL_ALONE = Message(
     "did, with the arguments of the first",
 )
 NOT_PUT_BACK = Message("replay-restored-not", "{who} could not restore {what}")
-OPERATION_BLIND = Message(
-    "replay-operation-blind", "the second run could not look at {what}: {error}"
-)
+OPERATION_BLIND = Message("replay-operation-blind", "the second run could not read {what}: {error}")
 OPERATION_UNSEEN = Message(
     "operation-unseen",
-    "every operation of the step was watched, and none was seen making this: code that anynan "
-    "cannot watch did, or something wrote past the framework",
+    "anynan watched every operation of the step, and none of them made this: code that it cannot "
+    "watch did, or something wrote past the framework",
 )
 INFERRED = Message("inferred", "the cause, {what}, is inferred: {why}")
 ALSO_BAD = Message("also-bad", "{names} too; whether it matters is not known")
@@ -55,11 +53,11 @@ CONTAINED = Message(
 )
 UNSEEN_TO_LOSS = Message(
     "unseen-to-loss",
-    "what became of it on the way to the loss is outside the model and was not seen: track the "
-    "training step function to be sure",
+    "its way to the loss is outside the model, where nothing is watched: track the training step "
+    "function to be sure",
 )
 FIRST_LOOK = Message(
-    "first-look", "{name} was bad as it was first looked at: nothing spoilt it here"
+    "first-look", "{name} was bad when anynan first read it: nothing in this run corrupted it"
 )
 BUFFER_NOW = Message("buffer-now", "{name} is bad now; whether it was before this is not known")
 MORE_WEIGHTS = Message("more-weights", "{count} more {word} bad too: {names}")

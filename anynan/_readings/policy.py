@@ -66,8 +66,8 @@ class Policy:
         vanishing: Gradient norm of a layer's own weights below which it is ``vanishing``.
         bad: Kinds among ``large``, ``spike`` and ``vanishing`` that act instead of warn.
         allow: The whitelist; every entry carries its reason.
-        overrides: Glob on the layer path -> what is another for those layers: what that policy
-            does not set is as here. Where several match, the last wins. ``model`` is the model
+        overrides: Globs on the layer path, each with a Policy for those layers. What that policy
+            does not set stays as here. If several match, the last wins. ``model`` is the model
             itself.
         scale_streak: Skipped steps in a row after which a loss scaler's overflow is bad.
         scale_floor: Loss scale at or below which an overflow is bad.

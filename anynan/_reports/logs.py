@@ -39,7 +39,7 @@ def log(event: Event, *, again: bool = False) -> int:
         try:
             line, facts = render_line(event), event.to_dict()
         except Exception as error:  # noqa: BLE001  what was found must not be lost
-            line, facts = f"an event could not be told: {reason(error)}", {}
+            line, facts = f"an event could not be written: {reason(error)}", {}
         _logger.log(level, "%s", line, extra={"anynan": facts})
     turn = next(_turns)
     if again:

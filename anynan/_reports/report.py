@@ -322,7 +322,7 @@ def _rows(event: Event, width: int) -> Iterator[Row]:
     yield from _subject(event, width)
     evidence = yield from _made_by(event, width, "" if in_layer else _call(event))
     if event.then is not None:
-        yield "then", _operation(event.then, event, width, note="made NaN of it")
+        yield "then", _operation(event.then, event, width, note="turned it into NaN")
     # What the tensor's own row says is not said twice.
     if evidence and evidence != seen(event.summary):
         yield "seen", (evidence,)
@@ -395,7 +395,7 @@ def _further(nth: str, fault: Event, width: int, *, more: bool) -> Iterator[Row]
 def _trial(event: Event, trial: Trial, nth: str = "first", *, more: bool = False) -> str:
     """Say what came of the fix, and whether a fault that it left is told ``more`` of."""
     also = "" if nth == "first" else " as well"
-    what = f"with {trial.repair or '0 in the place of its bad values'}{also}"
+    what = f"with {trial.repair or '0 in place of its bad values'}{also}"
     if trial.outcome == "insufficient":
         name = "it" if event.operation is None else event.operation.name
         return f"{what} {name} still makes bad values"
@@ -585,7 +585,7 @@ def _trail(event: Event) -> str:
             size = magnitude(value)
         else:
             size = _KINDS.get(event.kind, "not finite") if i == last else "not finite"
-        steps.append(f"{name} {size}")
+        steps.append(f"{name}: {size}")
     if len(steps) > _HEAD + _TAIL + 1:
         hidden = len(steps) - _HEAD - _TAIL
         steps[_HEAD:-_TAIL] = [f"... {hidden} more ..."]
@@ -602,7 +602,7 @@ def _repeats(event: Event, surfaced: str) -> bool:
 def _spread(event: Event) -> str:
     count, surfaced = event.spread.count, event.spread.surfaced
     later = f"{group(count)} later reading{' is' if count == 1 else 's are'}"
-    texts = [f"{later} bad only because of this one"] if count else []
+    texts = [f"{later} bad because of it"] if count else []
     if surfaced and not _repeats(event, surfaced):
         phase, _, where = surfaced.partition(" ")
         if phase in ("forward", "backward"):

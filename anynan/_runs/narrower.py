@@ -26,7 +26,7 @@ class Headroom:
             largest magnitudes; negative if it would.
         under_phase: Where that was seen.
         under_step: In which step.
-        whole: Whether every operation of the layer was looked at, and not its outputs alone.
+        whole: Whether every operation of the layer was measured, not its outputs alone.
     """
 
     layer: str
@@ -74,12 +74,12 @@ class ByOperation(Protocol):
 def headroom(run: Any, dtype: Any) -> list[Headroom]:
     """Rank layers by how safely they would run in a narrower dtype, the least safe first.
 
-    Looked at are the largest magnitudes that were read of outputs, gradients and, with
+    It uses the largest magnitudes that were read of outputs, gradients and, with
     ``parameters=True``, weights. What a layer computes inside (a sum of squares, a matrix
     product's accumulation) may need more than that, and a tensor's smaller numbers become zero
     before its largest does. A layer that is tight here will fail in that dtype; one with room
     here may still fail, so its line says "module outputs only". A report of ``anynan.precision``
-    has looked at every operation, and is asked in the place of the readings.
+    covers every operation: give it in place of a tracker.
 
     Args:
         run: A tracker, a run that was read from a file, or a report of ``anynan.precision``.

@@ -179,7 +179,7 @@ def _updates(history: "History") -> list[str]:
         text += f"; the largest share {most:.2g}, {layer or '(the model itself)'}"
     usual = median(norm for _, norm, _ in known[-1 - FEWEST : -1]) if len(known) > FEWEST else 0.0
     if usual and update > JUMP * usual:
-        text += f"; {update / usual:.1f} times the median of the {FEWEST} looked at before"
+        text += f"; {update / usual:.1f} times the median of the {FEWEST} before"
     return [text]
 
 

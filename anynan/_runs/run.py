@@ -17,7 +17,7 @@ class Run(Record):
     """Hold what was seen of a tracked run; ``anynan.load`` reads one from a file.
 
     Attributes:
-        name: What is tracked is called so.
+        name: Name of what is tracked.
         history: The readings of its steps.
         layers: The layers that were read, in the order in which they first were.
         events: The events, oldest first.
@@ -31,7 +31,7 @@ class Run(Record):
         open: What was read of a step that failed before its end.
         step: The step that a tracker is in.
         evaluated: How many of its steps were calls without gradients.
-        harms: What the program came to harm by though nothing that was read was bad.
+        harms: What went wrong in the program although no reading was bad.
         target: What is tracked, as an event names it.
         backend: Which adapter watches it.
 

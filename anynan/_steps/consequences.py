@@ -81,7 +81,7 @@ class Consequences:
             if producer is not None and producer.itself and producer.step == self._bad[0]:
                 first = self._bad[1]
                 assert first is not None
-                said = f"what {producer.name} is given comes from its own step {first.failed.step}"
+                said = f"the input of {producer.name} comes from its own step {first.failed.step}"
                 self._count(step, first, 1 + later, f"{said}, which was reported")
                 return True
         return False
@@ -103,7 +103,7 @@ class Consequences:
         if clean or name not in weights.bad_buffers() or name in weights.intended:
             return False
         number = earlier.failed.step
-        said = f"{name} is bad since step {number}, which went on although it was reported"
+        said = f"{name} has been bad since step {number}, which was reported and went on"
         self._count(step, earlier, 1 + event.spread.count, said)
         return True
 
@@ -127,7 +127,7 @@ class Consequences:
                 bad = self._weights.bad()
                 self._witness = min(bad, key=lambda item: item.summary.size, default=None)
         except Exception as error:  # noqa: BLE001  never break the user's program
-            what = "the weights could not be looked at again"
+            what = "the weights could not be read again"
             self._notes.say(messages.UNMEASURED(what=what, error=reason(error)))
             return False
         if self._witness is None:
@@ -139,10 +139,10 @@ class Consequences:
     def _since(self, first: Step) -> str:
         step = first.failed.step
         if self._seen is not None:
-            return f"the weights are bad since step {step}, which went on although it was reported"
+            return f"the weights have been bad since step {step}, which was reported and went on"
         return (
-            f"the weights are bad since the update of step {step}, which was made although that "
-            "step was reported"
+            f"the weights have been bad since the update of step {step}, which was reported and "
+            "went through"
         )
 
     def _count(self, step: Step, first: Step, count: int, said: str) -> None:

@@ -134,7 +134,7 @@ def watch(
     policy: Policy | None = None,
     action: Action = "raise",
 ) -> Watched[T]:
-    """Wrap a data loader, so that every batch is looked at before it is used.
+    """Wrap a data loader, and check every batch before it is used.
 
     Args:
         iterable: What yields the batches: arrays, or containers of them.
@@ -149,7 +149,7 @@ def watch(
         the one that was given, ``.events`` holds what was found.
 
     Raises:
-        TypeError: If ``iterable`` is none, or an option is of the wrong type.
+        TypeError: If ``iterable`` yields no batches, or an option is of the wrong type.
         ValueError: If the action is unknown.
         NonFiniteError: While it is iterated, if a batch is bad.
 

@@ -11,8 +11,8 @@ GIVEN_BY_ANOTHER = Message(
 )
 INPUT_COMPUTED = Message(
     "input-computed",
-    "this is no data as it was loaded: your code computed it, last by {operation}, before it gave "
-    "it to {name}; {instead} names the operation that made it bad",
+    "your code computed this input, last by {operation}, before it called {name}: {instead} names "
+    "the operation that made it bad",
 )
 PATIENCE = Message(
     "patience",
@@ -26,7 +26,7 @@ REPLAY_FAILED = Message("replay-failed", "the second run failed: {error}")
 WATCHED_CLOSELY = Message("watched-closely", "{what}, until this comes back and is named")
 WEIGHTS_BAD_SINCE = Message(
     "weights-bad-since",
-    "{since} (action={action}): what goes bad because of it is counted there, and not investigated",
+    "{since} (action={action}): what goes bad because of it counts as its consequence",
 )
 MODEL_GONE = Message(
     "model-gone",

@@ -287,7 +287,7 @@ def test_a_layer_with_bad_inputs_is_not_the_origin_where_nothing_is_run_again() 
     model(torch.ones(2, 2))
     (event,) = bad(tracker)
     assert (event.layer, event.phase) == ("", "forward")
-    assert "what decoder.0 was given was bad already" in event.cause.text
+    assert "decoder.0 received a bad input" in event.cause.text
     assert "between fc and decoder.0, in the model's own code" in event.cause.text
     tracker.remove()
 

@@ -58,7 +58,7 @@ def call(
     missing = [i for i in outside if i not in inside and i not in held]
     lines = []
     if missing:
-        what = f"the value of {graph.values[missing[0]].var} was not had"
+        what = f"the value of {graph.values[missing[0]].var} was not recorded"
         return Call(unwritable=what)
     text = "; ".join(str(node.eqn).splitlines()[0].strip() for node in nodes)[:2000]
     for node in nodes:

@@ -111,7 +111,7 @@ class Step:
                 msg = (
                     f"{self.program.leaves[i].name} was donated to the step, so the step cannot "
                     "be run again: track(..., advanced=anynan.Advanced(keep_inputs=True)) keeps "
-                    "what is donated, and the operation is named"
+                    "what is donated, and the report names the operation"
                 )
                 raise ReplayError(msg)
         return found

@@ -359,7 +359,8 @@ class StepReader:
         if step is None or step.rows.number != reading.step:
             msg = (
                 "the function ran inside the caller's own jit, grad or vmap, where there is no "
-                "step to run again: track the outermost function, and the operation is named"
+                "step to run again: track the outermost function, and the report names the "
+                "operation"
             )
             raise ReplayError(msg)
         point = step.watch.points[reading.order]

@@ -15,7 +15,7 @@ from anynan.tensorflow.graphs.operations import Operations, results
 from anynan.tensorflow.read import probes, readings
 from anynan.tensorflow.replay.program import Copied, Program
 
-WRITTEN = "a value was asked for that hangs on a variable which the step had written"
+WRITTEN = "the code asked for a value that depends on a variable the step had already written"
 # What a checking or solving operation ends with; anything else is no answer to a bad value.
 ENDS = (tf.errors.InvalidArgumentError,)
 _NODE = re.compile(r"\{\{node (?:replay/)?([^}]+)\}\}")

@@ -55,7 +55,7 @@ def call(
     }
     missing = [x.name for x in outside if x.name not in refs]
     if missing:
-        msg = f"the value of {missing[0]} was not had"
+        msg = f"the value of {missing[0]} was not recorded"
         raise UnwritableError(msg)
     made = {node.name: f"v{i}" for i, node in enumerate(nodes)}
 

@@ -167,7 +167,7 @@ class Ranks:
             self._act_on(found)
         except LostRankError as error:
             self._unlink("", quiet=bool(found))
-            self._act_on(found, f"the other ranks could not be told: {error}")
+            self._act_on(found, f"the other ranks could not be informed: {error}")
             if (environment() or self._tracker.judge.options.action) in ("raise", "skip"):
                 raise
             self._tracker.judge.say(RANK_LOST(error=str(error)))

@@ -105,7 +105,7 @@ class Replays:
             msg = (
                 "the model's own call is part of the compiled code, so there is no call to run "
                 "again: track what torch.compile returned, or the step function, and the "
-                "operation is named"
+                "report names the operation"
                 if self._graphs.ran()
                 else "the layer was called past the model (not through the tracked model's own "
                 "call), so there is no call to run again: the report names no operation"

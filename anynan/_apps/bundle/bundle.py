@@ -180,7 +180,7 @@ def _facts(folder: str) -> dict[str, Any]:
         refuse("its versions or notes are no text")
     for item in data["left_out"]:
         if type(item) is not dict or set(item) != {"name", "dtype", "shape", "why"}:
-            refuse("what it leaves out is not told as expected")
+            refuse("its list of what is left out has another form than expected")
     checked: dict[str, Any] = data
     return checked
 
@@ -207,7 +207,7 @@ def _told(told: Mapping[str, Any]) -> dict[str, tuple[str, tuple[int, ...]]]:
         known = whole and type(said["dtype"]) is str and keepable(said["dtype"])
         shape = said["shape"] if known else None
         if type(shape) is not list or any(type(n) is not int or n < 0 for n in shape):
-            refuse("its tensors are not told as expected")
+            refuse("its list of tensors has another form than expected")
         found[name] = said["dtype"], tuple(shape)
     return found
 

@@ -109,15 +109,15 @@ class Operation:
 
 @dataclass(slots=True)
 class Capture:
-    """Hold what one run gave.
+    """Hold what every layer was given and made in one run.
 
     Attributes:
         backend: Name of the framework.
         taken: The calls of layers, in the order in which they ended.
         weights: The weights and buffers, by name, where they were asked for.
         unit: The largest unit roundoff among the dtypes that the layers made.
-        choices: What discrete operations chose, in order; where a framework tells of them.
-        operations: What the layer that was asked about made by its own code.
+        choices: What discrete operations chose, in order, if a framework shows them.
+        operations: What one layer's own code computed, if it was asked for.
         notes: What was not seen.
         whole_gradients: Whether the gradients that leave a layer were taken, not only those that
             arrive at it.

@@ -18,7 +18,7 @@ def add(commands: Any) -> None:
     """Enter the command."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "compare",
-        help="find where two files of weights, or two runs, part: anynan compare a b",
+        help="find where two files of weights, or two runs, differ: anynan compare a b",
         description=(
             "Compare two files of weights tensor by tensor, or two runs step by step, from what "
             "tracker.to_jsonl(path) wrote. Two models are compared in Python: "

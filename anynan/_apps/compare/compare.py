@@ -45,7 +45,7 @@ def capture(
 ) -> Capture:
     """Run a model once, and keep what every layer was given and made.
 
-    What cannot be in one process is compared so: two machines, two versions of a framework,
+    Use it to compare what cannot be in one process: two machines, two versions of a framework,
     Keras on two backends. ``Capture.save`` writes one, ``Capture.load`` reads it, and
     ``compare`` takes it as its second model.
 
@@ -83,13 +83,13 @@ def compare(
     limit: float = BEYOND,
     ignore: Names = (),
 ) -> Comparison:
-    """Find the first layer where two models part by more than rounding explains.
+    """Find the first layer where two models differ by more than rounding explains.
 
-    Both run on the same batch, layer by layer in the order of execution, forward, then
-    backward. What rounding explains is measured, not chosen: the first model runs again with
-    weights and inputs moved by one rounding unit of the coarser side, and a layer that is
-    further apart than ``limit`` times as far as that moved it, while its inputs are not, is the
-    place. No weight, buffer or random state is changed for good.
+    Both run on the same batch and are compared in the order of execution, forward, then backward.
+    What rounding explains is measured, not chosen: the first model runs again with weights and
+    inputs moved by one rounding unit of the coarser side. The place is the first layer whose
+    outputs differ by more than ``limit`` times what that moved them, while its inputs do not.
+    Weights, buffers and random states are put back.
 
     Args:
         a: The reference: a PyTorch or Keras model, a JAX function, or a function that calls
@@ -102,9 +102,8 @@ def compare(
             ``{"layers.*": "blocks_*"}``. What no pattern names is matched by path, then by
             order and shape.
         backward: Compare the gradients, too.
-        follow: Hold the second model's discrete choices (top-k, argmax, sort) and draws
-            (dropout, noise) to the first's, and go on; else what comes after one that differs is
-            not compared.
+        follow: Make the second model use the first one's discrete choices (top-k, argmax, sort)
+            and draws (dropout, noise); else what comes after one that differs is not compared.
         limit: How many times what rounding explains is too much.
         ignore: Names of notes that you do not want to see, such as ``"no-gradient"``.
 
@@ -294,7 +293,9 @@ class _Comparing:
         for pair in found:
             told(*pair)
         if until is not None:
-            can = "the second model cannot be held to it" if self.follow else "follow=True goes on"
+            can = (
+                "the second model cannot be held to it" if self.follow else "follow=True continues"
+            )
             holes.append(AFTER_CHOICE(next=can))
             return rows, holes
         back = _of("backward", mine)

@@ -21,7 +21,7 @@ BEYOND = 8.0  # times the floor: what rounding does not explain; measured in doc
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Hold how far one call of a layer is apart in two runs.
+    """Hold how much one call of a layer differs between two runs.
 
     Attributes:
         layer: Its path in the first model.
@@ -32,7 +32,7 @@ class Row:
         error: Relative L2 distance of what it made; None where nothing could be compared.
         floor: What rounding explains of it: how far the first run moves when weights and inputs
             move by one rounding unit.
-        given: The same ratio as ``ratio``, of what it was given.
+        given: The same ratio as ``ratio``, of its inputs.
         local: The ratio where the second model's layer was given the first one's inputs; None
             where that was not tried.
         other_call: Which call of the second model's layer.
@@ -61,7 +61,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Parting:
-    """Hold one operation of the first model whose result the second nowhere has, and its like.
+    """Hold the first operation whose result the second model does not have, and its counterpart.
 
     Attributes:
         last: The last operation whose result both have, None if there is none.
@@ -86,7 +86,7 @@ class Turn:
         choice: The first run's.
         share: The share of its elements that differ; None where the second run draws too, but
             nothing of that shape.
-        rounding: Whether the first run alone turns so when it moves by a rounding unit.
+        rounding: Whether a rounding unit alone changes the choice in the first run.
         held: Whether the second run was held to the first one's choice.
     """
 
@@ -97,19 +97,19 @@ class Turn:
 
     @property
     def differs(self) -> bool:
-        """Tell whether this is a difference between the models, and no rounding or luck."""
+        """Tell whether this is a difference between the models, not rounding or chance."""
         return not self.rounding and not (self.held and self.choice.drawn)
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Say where two runs part.
+    """Hold where two runs first differ.
 
     Attributes:
-        place: The layer where they part first: its inputs agree, what it makes does not. None
-            where everything that was compared is within what rounding explains.
+        place: The first layer that differs: its inputs agree, its outputs do not. None if
+            everything that was compared is within what rounding explains.
         rows: Every call of a layer, in order: the forward pass, then the backward pass.
-        operation: Which operation of that layer's own code parts first, where it is known.
+        operation: Which operation of that layer's own code differs first, if it is known.
         weights: Weights of the two models that differ, by the first model's names, with the
             relative distance.
         turns: Discrete choices that differ.
@@ -136,7 +136,7 @@ class Comparison:
 
     @property
     def differs(self) -> bool:
-        """Tell whether the two part by more than rounding explains; ``sys.exit`` takes it."""
+        """Tell whether the two differ by more than rounding explains; ``sys.exit`` takes it."""
         forward = [row for row in self.rows if row.way == "forward"]
         misfit = bool(forward) and forward[-1].shapes is not None
         return self.place is not None or misfit or any(turn.differs for turn in self.turns)

@@ -55,7 +55,7 @@ class Apart:
             where = "outside every layer" if self.layer is None else f"`{self.layer or '(model)'}`"
             call = f", call {self.call + 1}" if self.call else ""
             said = (
-                f"They part first at step {self.step} in {where}{call}: {self.phase} "
+                f"The runs first differ at step {self.step} in {where}{call}: {self.phase} "
                 f"{self.tensor} {self.first:.4g} against {self.second:.4g}; everything before "
                 f"is within {100 * self.before:.2g} %{missing}"
             )

@@ -129,8 +129,8 @@ def _pictures(run: Record, panels: dict[str, Grid], event: Event | None) -> list
         single = most >= max(len(grid.columns) for grid in panels.values())
         latest = "The latest steps have a column each, earlier ones" if single else "Steps"
         parts.append(
-            f'<p class="soft">{latest} are put together. Point at a cell, or go there with the '
-            "arrow keys, to read it.</p>"
+            f'<p class="soft">{latest} are merged. Point at a cell, or use the arrow keys, '
+            "to read it.</p>"
         )
     return parts
 

@@ -46,21 +46,21 @@ def precision(
 ) -> PrecisionReport:
     """Find what breaks first in a narrow dtype, and what to keep in float32.
 
-    The target runs once as it is, and each operation is measured: its magnitudes, the bits left
-    before it overflows, the share that becomes zero. Then it runs with weights and inputs in the
-    dtype, each operation computed in float32 and stored in the dtype, and what makes NaN or Inf of
-    finite numbers is told. If nothing does, it runs once more with the framework's own kernels
-    before the report says that it fits. Otherwise a plan is looked for and tried with those: the
-    layers to keep in float32, and the loss scale. Weights, gradients, optimizer and random state
-    are afterwards what they were. The answer is about these inputs and these weights.
+    It runs the target once as it is and measures each operation: its magnitudes, the bits left
+    before it overflows, the share that becomes zero. Then it runs the target with weights and
+    inputs in the dtype, computes each operation in float32, stores it in the dtype, and lists what
+    turns finite numbers into NaN or Inf. If nothing does, it runs once more with the framework's
+    own kernels before the report says that it fits. Otherwise it looks for a plan and tries it with
+    those: the layers to keep in float32, and the loss scale. Weights, gradients, optimizer and
+    random state are put back. The answer holds for these inputs and these weights.
 
     Args:
-        target: A model, a training step, or a function; what it does is what is looked at. Give
-            it the backward pass by a step that runs it.
+        target: A model, a training step, or a function. To measure the backward pass, give a step
+            that runs it.
         *example: What it is called with.
         inputs: What it is called with by name.
         dtype: ``float16``, ``bfloat16``, ``float8_e4m3fn``, ``float8_e5m2``, or a framework's own.
-            Of a float8, only the operands of products are made, each with a scale of its own.
+            With a float8, only the operands of products are rounded, each with its own scale.
         how: ``cast`` has weights and inputs in the dtype, as ``.half()`` does; ``autocast`` keeps
             weights in float32 and computes in the dtype what the framework's own autocast does.
         plan: Look for a plan if something breaks; it takes up to 40 runs more.

@@ -224,7 +224,7 @@ class PrecisionReport:
         assert plan is not None
         more = 4 - self.form.width // 8
         kept = [
-            f"{printed(k) or 'the whole model: no part of it alone will do'} "
+            f"{printed(k) or 'the whole model: no part of it alone is enough'} "
             f"({plan.sizes[k] * more:,} bytes more)"
             for k in plan.layers
         ]

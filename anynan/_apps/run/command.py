@@ -34,7 +34,7 @@ def add(commands: Any) -> None:
         help="run a script or a module, and watch the models in it: anynan run train.py",
         description=(
             "Run a script, or a module with -m, as python would, and watch the models in it. "
-            "What comes after its name is its own."
+            "Everything after its name belongs to it."
         ),
         usage="anynan run [options] (script | -m module) [its arguments]",
         epilog=(
@@ -45,11 +45,11 @@ def add(commands: Any) -> None:
     )
     parser.add_argument(
         "--action", choices=ACTIONS, default="warn",
-        help="what happens where something is bad; default: warn",
+        help="what happens if something is bad; default: warn",
     )  # fmt: skip
     parser.add_argument(
         "--fail", action="store_true",
-        help="exit with 1 where something was bad and the program's own status is 0",
+        help="exit with 1 if something was bad and the program's own status is 0",
     )  # fmt: skip
     parser.add_argument("--level", choices=LEVELS, default="step", help="default: step")
     parser.add_argument(

@@ -8,5 +8,5 @@ LINES_UNREADABLE = Message(
     "lines-unreadable", "lines of the file that cannot be read were left out: {lines}"
 )
 FILE_WITHOUT_END = Message(
-    "file-without-end", "the file has no end: the run was killed, or still goes on"
+    "file-without-end", "the file has no end: the run was killed, or is not over"
 )

@@ -20,7 +20,7 @@ _LISTED = 5  # unreadable lines that are named
 def load(path: str | os.PathLike[str]) -> Run:
     """Read the run that ``Tracker.to_jsonl`` wrote.
 
-    A file that ends in the middle of a line, because the run was killed or still goes on, is
+    A file that ends in the middle of a line, because the run was killed or is not over, is
     read up to there. ``Run.damage`` says what was left out.
 
     Args:

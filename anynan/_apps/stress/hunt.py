@@ -44,12 +44,12 @@ def stress(
 ) -> StressReport:  # fmt: skip
     """Hunt for inputs at which a model, a loss or a training step makes NaN or Inf.
 
-    The example is run once, and every operation with an edge (a logarithm, a division, a root)
-    is listed with its distance from it. Then inputs are moved towards each edge along the slope
-    of the distance, within the range of the example, and inputs are made by rule: a row of
-    zeros, two rows alike, one row only. What fails is run under ``track``, whose event has the
-    operation, the line, the cause and the fix that was tried. An input that the code itself
-    refuses with an exception does no harm.
+    It runs the example once, and lists every operation with an edge (a logarithm, a division, a
+    root) with its distance from it. Then it moves inputs towards each edge along the slope of the
+    distance, within the range of the example, and makes inputs by rule: a row of zeros, two rows
+    alike, one row only. It runs what fails under ``track``, whose event has the operation, the
+    line, the cause and the fix that was tried. An input that the code itself refuses with an
+    exception does no harm.
 
     Args:
         target: A model, a training step, a loss, or any function of a framework or of arrays; or
@@ -57,14 +57,14 @@ def stress(
         *example: What it is called with; a script's arguments. A tensor whose gradient your
             program takes has ``requires_grad``, as there.
         budget: Seconds after which it ends.
-        seed: Of the inputs that are drawn at random.
+        seed: Seed of the inputs that are drawn at random.
         domain: ``(low, high)`` of what can come in, or one for each input by name. Else it is
-            the range of the example, column by column from 8 rows on; and what fails outside of
-            it is told last, in one line.
+            the range of the example, column by column from 8 rows on; what fails outside of it
+            comes last in the report, in one line.
         accept: Findings that are accepted: reasons by a part of the finding's words or of its
             operation and line, or the path of a file that ``report.accept`` wrote.
         found: What was found before: ``inputs`` by name in place of the example's, ``steps`` of
-            training before, the ``mode``. Nothing is sought then, as in a test that
+            training before, the ``mode``. No search runs then, as in a test that
             ``report.to_pytest`` wrote.
         tell: Called with what is tried, and which part of the budget is spent.
         ignore: Names of notes that you do not want to see, such as ``"budget-spent"``.

@@ -11,7 +11,7 @@ from anynan._diagnosis.lineage import Root
 from anynan._diagnosis.rules.evidence import seen
 from anynan.events import NON_FINITE, Cause, Event
 
-TEXT = "what {layer} was given was bad already: it was made {where}, {around}"
+TEXT = "{layer} received a bad input, made {where}, {around}"
 UNWATCHED = "outside what is watched"
 FIX = "wrap what is computed there in anynan.check(...), or track with level='operation'"
 

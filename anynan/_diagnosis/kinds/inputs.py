@@ -13,19 +13,18 @@ from anynan.events import Cause, Event, Spread
 
 INFERRED = messages.INFERRED(
     what="the batch",
-    why="it was bad before anything else was, and no second run shows what came of it",
+    why="it was bad before anything else was, and no second run shows what it led to",
 )
 
 # What another watched model gave, and what was made after that.
-CERTAIN = "{label} is {gave}: it was bad as it left {name}, which is watched, too"
-CERTAIN_FIX = "mend {name}: look at what its own tracker has of step {step}"
+CERTAIN = "{label} is {gave}: it was bad when it left {name}, which anynan watches too"
+CERTAIN_FIX = "fix {name}: see what its own tracker recorded in step {step}"
 LIKELY = (
-    "{label} was bad as it came in; {gave} was bad, too, and what was done since is outside what "
-    "is watched"
+    "{label} was bad when it came in; {gave} was bad too, and the code in between is not watched"
 )
 LIKELY_FIX = (
-    "mend {name} first; if this stays, track the training step function, which sees what lies "
-    "between its models"
+    "fix {name} first; if this stays, track the training step function, which also watches the "
+    "code between its models"
 )
 
 

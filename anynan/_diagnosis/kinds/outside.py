@@ -18,11 +18,11 @@ MASKED = (
 )
 SAME_STEP = (
     "let a second run of the step do what the first did (pass each batch as an argument), "
-    "or track with level='operation', and the operation is named"
+    "or track with level='operation': the report then names the operation"
 )
 CHECKED = (
     "check the loss and what it is made of with anynan.check(...), or track with "
-    "level='operation', and the operation is named"
+    "level='operation': the report then names the operation"
 )
 
 

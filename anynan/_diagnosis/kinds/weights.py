@@ -15,18 +15,17 @@ from anynan.events import STATE, Cause, Event, Phase, Spread
 
 OF_BUFFER = messages.INFERRED(
     what="this buffer",
-    why="it was bad before, nothing that came of its layer was finite, and no second run shows "
-    "what came of it",
+    why="it was bad before, nothing that its layer computed was finite, and no second run shows "
+    "what it led to",
 )
 OF_INFINITE = messages.INFERRED(
     what="this weight",
-    why="it was infinite before anything else was bad, and what is computed of Inf may be finite, "
-    "such as a 0",
+    why="it was infinite before anything else was bad, and a result computed from Inf may be "
+    "finite, such as 0",
 )
 OF_CHOICE = messages.INFERRED(
     what="this weight",
-    why="the code wrote the bad value itself, and may have chosen to because of what came of this "
-    "weight",
+    why="the code wrote the bad value itself, perhaps because of what this weight led to",
 )
 
 
