@@ -230,6 +230,7 @@ def test_what_cannot_be_watched_is_a_line_and_no_exception(found: Found) -> None
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.trace. is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")  # an error hides what went wrong
 @pytest.mark.usefixtures("found")
 def test_a_model_that_is_first_called_as_it_is_traced_is_traced() -> None:
     traced = torch.jit.trace(net(), (torch.ones(3, 4),))
