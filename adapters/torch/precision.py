@@ -1,6 +1,6 @@
 """Run a target in a narrow dtype: weights and inputs cast, some modules kept in float32."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
@@ -36,8 +36,6 @@ _BACK = """\
     if back:
         module.register_forward_hook(lambda _, args, out: cast(out, torch.{dtype}))
 """
-# Their kernels add up in the dtype itself.
-_OWN = frozenset({"nll_loss"})
 _AUTOCAST = '''
     module.forward = torch.autocast("cuda", enabled=False)(module.forward)  # or "cpu"'''
 
@@ -220,8 +218,7 @@ class _Storing(DispatchMode):
         kwargs, shape = kwargs or {}, shape_of(func)
         tensors = list(flat([*args, *kwargs.values()]))
         mine = any(x.dtype is self._narrow for x in tensors)
-        own = shape.name in _OWN or "running_mean" in shape.written_names
-        if not mine or own or (shape.view and not shape.written):
+        if not mine or _own(func, shape.argument_names) or (shape.view and not shape.written):
             return func(*args, **kwargs)
         given = {**dict(zip(shape.argument_names, args, strict=False)), **kwargs}
         targets = [x for name in shape.written_names for x in flat(given.get(name))]
@@ -264,6 +261,16 @@ class _Storing(DispatchMode):
                     many = made if isinstance(made, tuple | list) else [made]
                     self._known[key] = [getattr(x, "dtype", None) for x in many]
         return self._known[key]
+
+
+def _own(func: Any, names: Collection[str]) -> bool:
+    """Tell whether PyTorch's own kernel has to run.
+
+    A loss stores its elements in the dtype before it adds them up, batch normalisation writes
+    what its schema does not say, and another kernel may draw other random numbers.
+    """
+    draws = torch.Tag.nondeterministic_seeded in func.tags and "attention" not in str(func)
+    return draws or not {"reduction", "running_mean"}.isdisjoint(names)
 
 
 def _apart(observer: Observer) -> Observer:

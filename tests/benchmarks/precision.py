@@ -69,11 +69,16 @@ def caller() -> str:
 
 
 class Judge(TorchDispatchMode):
-    """Note the first operation of each pass that makes NaN or Inf of finite numbers."""
+    """Note the first operation of each pass that makes NaN or Inf of finite numbers.
 
-    def __init__(self, model: Any) -> None:
+    What does so in float32, too, as the logarithm of a mask, is meant.
+    """
+
+    def __init__(self, model: Any, meant: Any = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.found: dict[str, Found] = {}
+        self.bad: set[tuple[str, str]] = set()
+        self.meant = meant
         self.stack: list[str] = []
         self.model = model
         self.layers: dict[int, str] = {}
@@ -110,15 +115,18 @@ class Judge(TorchDispatchMode):
         out = func(*args, **kwargs)
         if finite and name.rstrip("_") not in PLACING and not all(map(good, tree_leaves(out))):
             if node is None:
-                self.found[phase] = Found(name, self.stack[-1] if self.stack else "", caller())
+                found = Found(name, self.stack[-1] if self.stack else "", caller())
             else:
                 here = self.layers.get(node._sequence_nr(), "")
-                self.found[phase] = Found(name, here, forward_line(node))
+                found = Found(name, here, forward_line(node))
+            self.bad.add((phase, found.line))
+            if self.meant is not None and (phase, found.line) not in self.meant:
+                self.found[phase] = found
         return out
 
 
 def good(x: Any) -> bool:
-    if not isinstance(x, torch.Tensor) or not x.is_floating_point():
+    if not isinstance(x, torch.Tensor) or not (x.is_floating_point() or x.is_complex()):
         return True
     return bool(torch.isfinite(x).all())
 
@@ -131,8 +139,11 @@ def half(value: Any, dtype: torch.dtype) -> Any:
 
 def judged(step: Callable[..., Any], model: Any, how: str) -> dict[str, Found] | None:
     """Run for real, and tell what broke; None if it cannot run."""
+    exact = Judge(model, None)
+    with exact:
+        step(model)
     model = copy.deepcopy(model)
-    judge = Judge(model)
+    judge = Judge(model, exact.bad)
     try:
         if how == "autocast":
             with judge:
@@ -153,7 +164,7 @@ def squares(out: Any) -> torch.Tensor:
 
 def finish(out: Any, factor: float) -> None:
     """Go back from a model's loss, multiplied."""
-    loss = getattr(out, "loss", None)
+    loss = out if isinstance(out, torch.Tensor) else getattr(out, "loss", None)
     if not isinstance(loss, torch.Tensor):
         loss = squares(out)
     (loss.float().sum() * factor).backward()
@@ -176,6 +187,14 @@ class Case:
         self.given = suite.arguments(kind, head, config, self.model)
         self.factor: float | None = None
 
+    def run(self, model: Any, given: Any) -> Any:
+        """Call the model."""
+        return model(**given)
+
+    def target(self) -> Any:
+        """Give what is run forward."""
+        return self.model
+
     def __call__(self, model: Any, *, cast: bool = False, autocast: bool = False) -> Any:
         given = half(self.given, torch.float16) if cast else self.given
         with ExitStack() as stack:
@@ -183,7 +202,7 @@ class Case:
             if self.factor is not None:
                 stack.enter_context(torch.autograd.set_detect_anomaly(True, check_nan=False))
             with torch.autocast("cpu", torch.float16, enabled=autocast):
-                out = model(**given)
+                out = self.run(model, given)
             if self.factor is None:
                 return None
             finish(out, self.factor)
@@ -194,15 +213,24 @@ def targets(model: Any) -> list[str]:
     """Choose modules whose weights are scaled: spread over the model."""
     names = [n for n, m in model.named_modules() if getattr(m, "weight", None) is not None
              and isinstance(m.weight, torch.nn.Parameter) and m.weight.ndim >= 1]  # fmt: skip
+    names = names or [n for n, m in model.named_modules() if m._parameters]
     return [names[i] for i in sorted({0, len(names) // 3, 2 * len(names) // 3, len(names) - 1})]
+
+
+def weight_of(model: Any, name: str) -> Any:
+    """Give the weight of a module that is scaled."""
+    module = model.get_submodule(name)
+    return module.weight if hasattr(module, "weight") else next(module.parameters(recurse=False))
 
 
 def scaled(case: Case, name: str, how: str) -> tuple[float, dict[str, Found]] | None:
     """Scale a module's weight until the real run fails in the forward pass, and no further."""
-    weight = case.model.get_submodule(name).weight
+    weight = weight_of(case.model, name)
     held = weight.data.clone()
     for factor in FACTORS:
         weight.data = held * factor
+        if not good(weight.half()):  # its cast is what breaks
+            break
         found = judged(case, case.model, how)
         if found is None:
             break
@@ -224,11 +252,11 @@ def predicted(case: Case, how: Any, *, plan: bool = False) -> Any:
     given = case.given
     if case.factor is None:
         with torch.no_grad():
-            return anynan.precision(case.model, inputs=given, how=how, plan=plan)
-    model, factor = case.model, case.factor
+            return anynan.precision(case.target(), inputs=given, how=how, plan=plan)
+    model, factor, run = case.model, case.factor, case.run
 
     def step(**given: Any) -> None:
-        finish(model(**given), factor)
+        finish(run(model, given), factor)
 
     return anynan.precision(step, inputs=given, how=how, plan=plan)
 
@@ -246,7 +274,9 @@ def verdict(report: Any, found: Found, phase: str, way: str) -> str:
     if said is None:
         return "fits"
     source = said.source
-    via = "" if source is None else source.via or f"{source.file}:{source.line}"
+    via = "" if source is None else source.via or ""
+    if source is not None and (not via or via.startswith("torch/")):
+        via = f"{source.file}:{source.line}"
     line_ = os.path.basename(via.partition(" ")[0])
     kernel = said.place[4] if len(said.place) > 4 else said.name
     same = canonical(found.operator) == kernel and found.layer == (said.layer or "")
@@ -265,7 +295,7 @@ def forward_pairs(kind: str) -> Iterator[dict[str, Any]]:
         if held is not None:
             factor, found = held
             yield told(case, kind, "cast", "forward", f"{name} * {factor:g}", found["forward"])
-            weight = case.model.get_submodule(name).weight
+            weight = weight_of(case.model, name)
             weight.data = weight.data / 4  # the real run is fine so
             if name == targets(case.model)[-1] and judged(case, case.model, "cast") == {}:
                 yield sound(case, kind, f"{name} * {factor / 4:g}")
@@ -310,7 +340,7 @@ def sound(case: Case, kind: str, what: str) -> dict[str, Any]:
 def works(case: Case, code: str) -> bool:
     """Put a plan in by the code that is printed, and tell whether the real run is finite."""
     model = copy.deepcopy(case.model).half()
-    judge = Judge(model)
+    judge = Judge(model, set())
     exec(code, {"model": model, "torch": torch})
     with judge:
         case(model, cast=True)

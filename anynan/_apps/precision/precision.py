@@ -190,13 +190,13 @@ class _Asking:
     ) -> tuple[list[Break], Observed]:  # fmt: skip
         breaks = Breaks(
             self.narrow, top=self.form.max if going and self.narrow.replaces else None,
-            scale=scale,
+            bad=self.bad, scale=scale,
             rerun=lambda op, source: (
                 op.phase in ("forward", "loss") and op.kernel != "astype" and _at(source, lines)
             ),
         )  # fmt: skip
         seen = self.narrow.run(breaks, self.form.name, self.how, layers, own=own)
-        found = [each for each in breaks.found if each.place not in self.bad]
+        found = breaks.found
         if not found and seen.error is None and self._distance(seen.value) == math.inf:
             where: Any = ("result",)
             found = [Break(where, "what it returns", None, "forward", None, "nan")]

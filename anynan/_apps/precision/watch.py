@@ -3,7 +3,7 @@
 import math
 import weakref
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -331,16 +331,17 @@ class Breaks:
     Args:
         narrow: The framework's part.
         top: What to put in the place of what broke, so that the run shows more; None to leave it.
+        bad: Places that make NaN or Inf in float32, too: they are meant.
         rerun: Whether an operation is to be computed in float32.
         scale: Factor of the gradient that the backward pass begins with.
     """
 
     def __init__(
-        self, narrow: Narrow, *, top: float | None = None,
+        self, narrow: Narrow, *, top: float | None = None, bad: Collection[Place] = (),
         rerun: Callable[[Op, Source | None], bool] = lambda *_: False, scale: float = 1.0,
     ) -> None:  # fmt: skip
         self.found: list[Break] = []
-        self._narrow, self._top, self._scale = narrow, top, scale
+        self._narrow, self._top, self._bad, self._scale = narrow, top, bad, scale
         self._rerun, self._places = rerun, Places()
 
     def __call__(self, op: Op) -> Sequence[Any] | None:
@@ -351,7 +352,7 @@ class Breaks:
         source = op.source
         place, outs = self._places.of(op, source), self._changed(op, source, made)
         broken = [not self._finite(x) for x in outs]
-        kind = self._kind(op, outs) if any(broken) else None
+        kind = self._kind(op, outs) if any(broken) and place not in self._bad else None
         if kind is not None:
             self.found.append(Break(place, op.name, op.layer, op.phase, source, kind))
             if self._top is not None:
