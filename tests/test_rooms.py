@@ -100,6 +100,15 @@ def test_a_room_stands_on_those_below_it(room: str) -> None:
         assert not above, f"{path.relative_to(CORE)} imports {', '.join(sorted(above))}"
 
 
+def test_decisions_stand_in_the_order_of_the_rooms() -> None:
+    page = CORE.parent / "docs" / "decisions.md"
+    if not page.exists():
+        pytest.skip("not a checkout")
+    rooms = re.findall(r"^### `(\w+)`", page.read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(rooms) > 3
+    assert rooms == sorted(rooms, key=ORDER.index)
+
+
 PRODUCTS = sorted(path.parent.name for path in CORE.glob("_apps/*/__init__.py"))
 
 

@@ -1,5 +1,9 @@
 """The public names: few at the top, the rest in named modules, and the old ones for a release."""
 
+import re
+from dataclasses import fields
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -67,6 +71,16 @@ def test_a_name_of_the_tracker_that_changed_warns_and_works(name: str) -> None:
     assert warned[0].filename == __file__
     expected = {"fn": np.log, "paused": False, "remarks": (), "target": "function log"}
     assert value == expected[name] if name in expected else callable(value)
+
+
+def test_the_table_of_old_names_is_complete() -> None:
+    changelog = Path(__file__).parents[1] / "CHANGELOG.md"
+    if not changelog.exists():
+        pytest.skip("not a checkout")
+    rows = re.findall(r"^  \| (`.*?) \|", changelog.read_text(encoding="utf-8"), re.MULTILINE)
+    old = set(re.findall(r"\w+", " ".join(rows)))
+    options = {each.name for each in fields(anynan.Advanced)} - {"ignore"}
+    assert {*_MOVED, *_OLD, *options, "untrack"} - old == set()
 
 
 def test_a_name_that_never_was_is_unknown() -> None:
