@@ -47,7 +47,8 @@ class TorchLab(Lab):
             found = sight.run(args, {}, None, passes.append)
         self.trains = bool(passes)
         self._held, written = self._sorted(sight)
-        if not passes and _roots(found.value):
+        self._differentiates = not passes and bool(_roots(found.value))
+        if self._differentiates:
             self.target = _differentiated(target)
         elif not passes and found.value is None:
             self.target = _leaving(target, written)
@@ -72,6 +73,10 @@ class TorchLab(Lab):
         """Write an array of the same dtype."""
         made = f"torch.as_tensor({{}}, dtype={x.dtype})"
         return f"{made}.requires_grad_()" if x.requires_grad else made
+
+    def results(self, value: Any) -> Any:
+        """Give what the target itself returned."""
+        return value[0] if self._differentiates and value is not None else value
 
     def held(self) -> list[Holder]:
         """Say where its code reaches tensors that it leaves alone."""

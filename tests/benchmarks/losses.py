@@ -1,21 +1,25 @@
-"""``anynan.stress`` on the losses of PyTorch: ``python -m tests.benchmarks.losses`` prints them.
+"""``anynan.stress`` on the losses, layers and metrics of five libraries.
 
-Each gets predictions that have a gradient, as in a training. What is found is looked at by hand:
-docs/stress-measured.md says which findings are true.
+``python -m tests.benchmarks.losses [LIBRARY...]`` prints what is found in each. Predictions have a
+gradient, as in a training. What is found is looked at by hand: docs/stress-measured.md says which
+findings are true.
 """
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn import functional as F
 
 import anynan
 
+Cases = dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]
 
-def cases() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
-    """Give each loss with an example."""
-    torch.manual_seed(0)
+
+def of_torch() -> Cases:
+    """Give each loss and norm of PyTorch with an example."""
 
     def x() -> torch.Tensor:
         return torch.randn(6, 4).requires_grad_()
@@ -59,20 +63,200 @@ def cases() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
         "log_softmax": (lambda x: F.log_softmax(x, 1), (x(),)),
         "gumbel_softmax": (lambda x: F.gumbel_softmax(x), (x(),)),
         "logsumexp": (lambda x: torch.logsumexp(x, 1), (x(),)),
+        "BatchNorm1d": (torch.nn.BatchNorm1d(4), (x(),)),
+        "GroupNorm": (torch.nn.GroupNorm(2, 4), (x(),)),
+        "MultiheadAttention": (_attention, (torch.randn(2, 6, 4).requires_grad_(), _masked())),
+        "CTCLoss": (_ctc, (torch.randn(8, 2, 5).requires_grad_(), torch.randint(1, 5, (2, 3)))),
     }
+
+
+def _attention(x: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+    torch.manual_seed(0)
+    layer = torch.nn.MultiheadAttention(4, 2, batch_first=True)
+    out: torch.Tensor = layer(x, x, x, key_padding_mask=hidden)[0]
+    return out
+
+
+def _masked() -> torch.Tensor:
+    return torch.arange(6)[None] >= torch.tensor([[6], [4]])
+
+
+def _ctc(x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    lengths = [torch.full((2,), n) for n in (8, 3)]
+    return F.ctc_loss(x.log_softmax(2), labels, *lengths)
+
+
+def of_torchmetrics() -> Cases:
+    """Give metrics of torchmetrics."""
+    import torchmetrics.functional as M
+
+    x, y = torch.rand(8), torch.rand(8)
+    p, labels = torch.rand(8, 4).softmax(1), torch.randint(0, 4, (8,))
+    signal, images = torch.randn(2, 16), torch.rand(2, 1, 16, 16)
+    return {
+        "binary_auroc": (M.auroc_binary if hasattr(M, "auroc_binary") else _auroc, (x, y > 0.5)),
+        "calibration_error": (_calibration, (p, labels)),
+        "cosine_similarity": (M.cosine_similarity, (p, torch.rand(8, 4))),
+        "explained_variance": (M.explained_variance, (x, y)),
+        "kl_divergence": (M.kl_divergence, (p, torch.rand(8, 4).softmax(1))),
+        "mean_absolute_percentage_error": (M.mean_absolute_percentage_error, (x, y)),
+        "mean_squared_log_error": (M.mean_squared_log_error, (x, y)),
+        "pearson_corrcoef": (M.pearson_corrcoef, (x, y)),
+        "perplexity": (M.text.perplexity, (torch.randn(2, 8, 4), torch.randint(0, 4, (2, 8)))),
+        "peak_signal_noise_ratio": (
+            lambda x, y: M.image.peak_signal_noise_ratio(x, y, data_range=1.0),
+            (images, torch.rand(2, 1, 16, 16)),
+        ),
+        "r2_score": (M.r2_score, (x, y)),
+        "scale_invariant_signal_noise_ratio": (
+            M.audio.scale_invariant_signal_noise_ratio,
+            (signal, torch.randn(2, 16)),
+        ),
+        "symmetric_mean_absolute_percentage_error": (
+            M.symmetric_mean_absolute_percentage_error,
+            (x, y),
+        ),
+        "tweedie_deviance_score": (M.tweedie_deviance_score, (x, y)),
+    }
+
+
+def _auroc(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    from torchmetrics.functional.classification import binary_auroc
+
+    return binary_auroc(x, y.long())
+
+
+def _calibration(p: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    from torchmetrics.functional.classification import multiclass_calibration_error
+
+    return multiclass_calibration_error(p, y, num_classes=4)
+
+
+def of_optax() -> Cases:
+    """Give losses of optax, with their gradient."""
+    import jax
+    import jax.numpy as jnp
+    import optax
+
+    random = np.random.default_rng(0)
+    x, y = (jnp.asarray(random.normal(size=(6, 4)), jnp.float32) for _ in range(2))
+    p, q = jax.nn.softmax(x), jax.nn.softmax(y)
+    labels = jnp.asarray(random.integers(0, 4, 6))
+    losses: Cases = {
+        "convex_kl_divergence": (optax.losses.convex_kl_divergence, (jnp.log(p), q)),
+        "cosine_distance": (optax.losses.cosine_distance, (x, y)),
+        "hinge_loss": (optax.losses.hinge_loss, (x, jnp.sign(y))),
+        "huber_loss": (optax.losses.huber_loss, (x, y)),
+        "kl_divergence": (optax.losses.kl_divergence, (jnp.log(p), q)),
+        "log_cosh": (optax.losses.log_cosh, (x, y)),
+        "ntxent": (lambda x: optax.losses.ntxent(x, jnp.array([0, 0, 1, 1, 2, 2])), (x,)),
+        "sigmoid_binary_cross_entropy": (optax.losses.sigmoid_binary_cross_entropy, (x, q)),
+        "sigmoid_focal_loss": (optax.losses.sigmoid_focal_loss, (x, jnp.round(q))),
+        "softmax_cross_entropy": (optax.losses.softmax_cross_entropy, (x, q)),
+        "softmax_cross_entropy_with_integer_labels": (
+            optax.losses.softmax_cross_entropy_with_integer_labels,
+            (x, labels),
+        ),
+        "squared_error": (optax.losses.squared_error, (x, y)),
+    }
+    return {
+        name: (jax.grad(lambda *a, loss=loss: loss(*a).mean()), example)
+        for name, (loss, example) in losses.items()
+    }
+
+
+def of_keras() -> Cases:
+    """Give losses and layers of Keras on TensorFlow."""
+    import keras
+    import tensorflow as tf
+
+    random = np.random.default_rng(0)
+    x, y = (tf.constant(random.normal(size=(6, 4)), tf.float32) for _ in range(2))
+    p, q = tf.nn.softmax(x), tf.nn.softmax(y)
+    several = tf.constant(random.integers(0, 2, (6, 4)), tf.float32)
+    losses, layers = keras.losses, keras.layers
+    return {
+        "binary_crossentropy": (losses.binary_crossentropy, (several, p)),
+        "binary_focal_crossentropy": (losses.binary_focal_crossentropy, (several, p)),
+        "categorical_crossentropy": (losses.categorical_crossentropy, (q, p)),
+        "cosine_similarity": (losses.cosine_similarity, (y, x)),
+        "dice": (losses.dice, (several, p)),
+        "hinge": (losses.hinge, (several, x)),
+        "kl_divergence": (losses.kl_divergence, (q, p)),
+        "log_cosh": (losses.log_cosh, (y, x)),
+        "mean_absolute_percentage_error": (losses.mean_absolute_percentage_error, (y, x)),
+        "mean_squared_logarithmic_error": (losses.mean_squared_logarithmic_error, (q, p)),
+        "poisson": (losses.poisson, (q, p)),
+        "tversky": (losses.tversky, (several, p)),
+        "BatchNormalization": (layers.BatchNormalization(), (x,)),
+        "GroupNormalization": (layers.GroupNormalization(2), (x,)),
+        "LayerNormalization": (layers.LayerNormalization(), (x,)),
+        "UnitNormalization": (layers.UnitNormalization(), (x,)),
+    }
+
+
+def of_transformers() -> Cases:
+    """Give losses of transformers."""
+    from transformers.loss import loss_for_object_detection as detection
+    from transformers.loss import loss_utils as utils
+
+    logits, labels = torch.randn(2, 6, 5).requires_grad_(), torch.randint(0, 5, (2, 6))
+    masks, several = torch.randn(3, 8).requires_grad_(), torch.randint(0, 2, (3, 8)).float()
+    low = torch.rand(3, 2)
+    boxes = torch.cat([low, low + torch.rand(3, 2) + 0.1], 1)
+    return {
+        "ForCausalLMLoss": (lambda x, y: utils.ForCausalLMLoss(x, y, 5), (logits, labels)),
+        "ForMaskedLMLoss": (lambda x, y: utils.ForMaskedLMLoss(x, y, 5), (logits, labels)),
+        "ForTokenClassification": (_tokens, (logits, labels)),
+        "dice_loss": (lambda x, y: detection.dice_loss(x, y, 3), (masks, several)),
+        "sigmoid_focal_loss": (
+            lambda x, y: detection.sigmoid_focal_loss(x, y, 3),
+            (masks, several),
+        ),
+        "generalized_box_iou": (
+            detection.generalized_box_iou,
+            (boxes.requires_grad_(), boxes.detach().flip(0)),
+        ),
+    }
+
+
+def _tokens(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    from types import SimpleNamespace
+
+    from transformers.loss import loss_utils
+
+    config = SimpleNamespace(num_labels=5)
+    loss: torch.Tensor = loss_utils.ForTokenClassification(x, y, config)
+    return loss
+
+
+LIBRARIES = {
+    "torch": of_torch,
+    "torchmetrics": of_torchmetrics,
+    "optax": of_optax,
+    "keras": of_keras,
+    "transformers": of_transformers,
+}
 
 
 def main() -> None:
     """Print what is found, but for the empty batch, for each loss."""
-    for name, (loss, example) in cases().items():
-        report = anynan.stress(loss, *example, budget=20)
-        left = [x for x in report.findings if x.words != "an empty batch"]
-        told = "; ".join(
-            f"[{x.group}] {x.what} ({x.event.operation.name if x.event.operation else '-'}, "
-            f"{x.event.cause.tag if x.event.cause else '-'})"
-            for x in left
-        )
-        print(f"{name} | {report.survived} of {report.tried} | {told or '-'}", flush=True)
+    for library in sys.argv[1:] or LIBRARIES:
+        torch.manual_seed(0)
+        for name, (loss, example) in LIBRARIES[library]().items():
+            try:
+                report = anynan.stress(loss, *example, budget=20)
+            except Exception as error:
+                print(f"{library} {name} | {type(error).__name__}: {error}", flush=True)
+                continue
+            left = [x for x in report.findings if x.words != "an empty batch"]
+            told = "; ".join(
+                f"[{x.group}] {x.what} ({x.event.operation.name if x.event.operation else '-'}, "
+                f"{x.event.cause.tag if x.event.cause else '-'})"
+                for x in left
+            )
+            print(f"{library} {name} | {report.survived} of {report.tried} | {told or '-'}")
+            sys.stdout.flush()
 
 
 if __name__ == "__main__":

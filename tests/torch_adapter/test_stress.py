@@ -168,6 +168,17 @@ def test_labels_that_are_all_ignored_are_tried() -> None:
     assert first.event.cause.tag == "empty_mean"
 
 
+def test_an_empty_batch_hides_no_other_fault_of_its_operation() -> None:
+    x, signs = torch.randn(6, requires_grad=True), torch.tensor([1, -1, 1, -1, 1, -1])
+    words = [x.words for x in anynan.stress(F.soft_margin_loss, x, signs).findings]
+    assert words[0] == "an empty batch"
+    assert len(words) == 2
+
+
+def test_results_that_compare_samples_are_spoilt_by_no_sample() -> None:
+    assert anynan.stress(torch.cdist, torch.randn(6, 4), torch.randn(6, 4)).findings == []
+
+
 def test_autocast_is_tried() -> None:
     model = nn.Linear(4, 4)
     with torch.no_grad():

@@ -106,7 +106,7 @@ class Optimizers:
         """Tell whether any optimizer holds a watched weight; looked for once."""
         if self.known is None:
             known = {id(p) for _, p in self._models.parameters()}
-            self.known = bool(find_optimizers(known))
+            self.known = bool(known and find_optimizers(known))
         return self.known
 
     def moments(self, p: torch.Tensor) -> dict[str, torch.Tensor]:

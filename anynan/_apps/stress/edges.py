@@ -183,8 +183,8 @@ class Site:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """Say what makes two edges belong to one operation."""
-        return self.operation, place(self.source, self.layer)
+        """Say what makes two edges belong to one operation, as ``Finding.key`` does."""
+        return self.operation, place(self.source, self.layer), False
 
     @property
     def at(self) -> str:

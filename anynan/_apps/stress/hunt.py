@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ from anynan.events import Event
 from anynan.options import CHECKS, Names
 
 DRAWS = 3  # random inputs within the range
+NEAREST = 3  # inputs at an edge that are tracked
 TRAINED = (1, 8, 64)  # steps of training on, after which the search goes on
 Tell = Callable[[str, float], object]
 Found = Mapping[str, Any] | None
@@ -254,6 +256,7 @@ class Hunt:
         empty = any(item.example.size and not x.size for item, x in pairs)
         inside = all(item.holds(x) for item, x in pairs) and not empty
         group = SHAPED if shaped and not empty else INSIDE if inside else OUTSIDE
+        bad = bad, empty  # what an empty batch does is a fault of its own
         mode, known = self._mode[0], self._known.get(bad)
         facts: dict[str, Any] = {
             "words": f"{mode}: {words}" if mode else words,
@@ -357,7 +360,7 @@ class Hunt:
 
         # The nearest that a second run can name; right at the edge, it may round otherwise.
         for found in towards(self.inputs, first, look):
-            for arrays in nearer(self.inputs, found, is_bad):
+            for arrays in islice(nearer(self.inputs, found, is_bad), NEAREST):
                 if is_harm(arrays, named=True):
                     return True
             if is_harm(found, named=False):
@@ -420,8 +423,10 @@ class Hunt:
     def _others_stay_good(self, arrays: Sequence[Array], many: int) -> bool | None:
         """Tell whether the first sample spoils no other; None where no result has rows."""
         self._look(arrays)
-        results = [x for _, x in leaves(self._seen.value, "") if self.lab.is_array(x)]
-        rows = [x[1:] for x in map(self.lab.host, results) if x.shape[:1] == (many,)]
+        value = self.lab.results(self._seen.value)
+        results = [self.lab.host(x) for _, x in leaves(value, "") if self.lab.is_array(x)]
+        # What has the batch on two axes compares its samples.
+        rows = [x[1:] for x in results if x.shape[:1] == (many,) and x.shape.count(many) == 1]
         return all(np.isfinite(x).all() for x in rows if x.size) if rows else None
 
     def _found_spoilt(self, arrays: Sequence[Array], words: str) -> None:

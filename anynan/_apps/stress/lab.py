@@ -120,6 +120,10 @@ class Lab(ABC):
         tracker: Tracker = self.door(program, action="record", **options)
         return tracker
 
+    def results(self, value: Any) -> Any:
+        """Give what the target itself returned, of what a run did."""
+        return value
+
     def held(self) -> list[Holder]:
         """Say where its code reaches data past its arguments."""
         return []

@@ -62,7 +62,7 @@ class Finding:
         source = None if operation is None else operation.source
         where = place(source, self.event.layer)
         name = self.event.phase if operation is None else operation.name
-        return (name, where)
+        return (name, where, any(not x.size for x in self.inputs.values()))
 
     def add(self, *words: str) -> None:
         """Note what else led to the same."""
