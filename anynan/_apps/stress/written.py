@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from anynan._apps.stress.lab import Lab
 _INLINE = 64  # numbers up to which an array stands in the code
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _LARGE = "LARGE"
+_IN, _WIDTH = "    ", 88
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +144,9 @@ class _Tests:
         lines += [f"report = anynan.stress({call})", "assert report.ok, report"]
         title = "_".join("".join(c if c.isalnum() else " " for c in kept.words).split()).lower()
         about = kept.said.replace("\\", "\\\\").replace('"', "'")
-        code = [f"def test_{number}_{title}():", f'    """{about}"""']
-        return "\n".join([*code, *(f"    {line}" for line in lines), ""])
+        about = fill(f'"""{about}"""', _WIDTH, initial_indent=_IN, subsequent_indent=_IN)
+        code = [f"def test_{number}_{title}():", about]
+        return "\n".join([*code, *(f"{_IN}{line}" for line in lines), ""])
 
     def _array(self, key: str, x: Array) -> str:
         """Write an array of NumPy's."""
@@ -155,8 +158,8 @@ class _Tests:
             self.large[key] = x
             return f'{_LARGE}["{key}"]'
         with np.printoptions(nanstr="np.nan", infstr="np.inf", floatmode="unique"):
-            text = np.array2string(x, separator=", ", max_line_width=10**6)
-        return f'np.array({" ".join(text.split())}, dtype="{x.dtype}")'
+            rows = np.array2string(x, separator=", ", max_line_width=_WIDTH, prefix=" " * 8)
+        return f'np.array(\n        {rows},\n        dtype="{x.dtype}",\n    )'
 
 
 def _free(name: str, target: str) -> bool:
