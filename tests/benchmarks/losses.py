@@ -5,8 +5,10 @@ gradient, as in a training. What is found is looked at by hand: docs/stress-meas
 findings are true.
 """
 
+import importlib
 import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -82,54 +84,48 @@ def _masked() -> torch.Tensor:
 
 
 def _ctc(x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    lengths = [torch.full((2,), n) for n in (8, 3)]
-    return F.ctc_loss(x.log_softmax(2), labels, *lengths)
+    return F.ctc_loss(x.log_softmax(2), labels, torch.full((2,), 8), torch.full((2,), 3))
 
 
 def of_torchmetrics() -> Cases:
     """Give metrics of torchmetrics."""
-    import torchmetrics.functional as M
+    metrics: Any = importlib.import_module("torchmetrics.functional")
+    classes: Any = importlib.import_module("torchmetrics.functional.classification")
+    sound: Any = importlib.import_module("torchmetrics.functional.audio")
+    images: Any = importlib.import_module("torchmetrics.functional.image")
+    text: Any = importlib.import_module("torchmetrics.functional.text")
 
     x, y = torch.rand(8), torch.rand(8)
     p, labels = torch.rand(8, 4).softmax(1), torch.randint(0, 4, (8,))
-    signal, images = torch.randn(2, 16), torch.rand(2, 1, 16, 16)
+    signal, picture = torch.randn(2, 16), torch.rand(2, 1, 16, 16)
     return {
-        "binary_auroc": (M.auroc_binary if hasattr(M, "auroc_binary") else _auroc, (x, y > 0.5)),
-        "calibration_error": (_calibration, (p, labels)),
-        "cosine_similarity": (M.cosine_similarity, (p, torch.rand(8, 4))),
-        "explained_variance": (M.explained_variance, (x, y)),
-        "kl_divergence": (M.kl_divergence, (p, torch.rand(8, 4).softmax(1))),
-        "mean_absolute_percentage_error": (M.mean_absolute_percentage_error, (x, y)),
-        "mean_squared_log_error": (M.mean_squared_log_error, (x, y)),
-        "pearson_corrcoef": (M.pearson_corrcoef, (x, y)),
-        "perplexity": (M.text.perplexity, (torch.randn(2, 8, 4), torch.randint(0, 4, (2, 8)))),
-        "peak_signal_noise_ratio": (
-            lambda x, y: M.image.peak_signal_noise_ratio(x, y, data_range=1.0),
-            (images, torch.rand(2, 1, 16, 16)),
+        "binary_auroc": (lambda x, y: classes.binary_auroc(x, y.long()), (x, y > 0.5)),
+        "calibration_error": (
+            lambda p, y: classes.multiclass_calibration_error(p, y, num_classes=4),
+            (p, labels),
         ),
-        "r2_score": (M.r2_score, (x, y)),
+        "cosine_similarity": (metrics.cosine_similarity, (p, torch.rand(8, 4))),
+        "explained_variance": (metrics.explained_variance, (x, y)),
+        "kl_divergence": (metrics.kl_divergence, (p, torch.rand(8, 4).softmax(1))),
+        "mean_absolute_percentage_error": (metrics.mean_absolute_percentage_error, (x, y)),
+        "mean_squared_log_error": (metrics.mean_squared_log_error, (x, y)),
+        "pearson_corrcoef": (metrics.pearson_corrcoef, (x, y)),
+        "perplexity": (text.perplexity, (torch.randn(2, 8, 4), torch.randint(0, 4, (2, 8)))),
+        "peak_signal_noise_ratio": (
+            lambda x, y: images.peak_signal_noise_ratio(x, y, data_range=1.0),
+            (picture, torch.rand(2, 1, 16, 16)),
+        ),
+        "r2_score": (metrics.r2_score, (x, y)),
         "scale_invariant_signal_noise_ratio": (
-            M.audio.scale_invariant_signal_noise_ratio,
+            sound.scale_invariant_signal_noise_ratio,
             (signal, torch.randn(2, 16)),
         ),
         "symmetric_mean_absolute_percentage_error": (
-            M.symmetric_mean_absolute_percentage_error,
+            metrics.symmetric_mean_absolute_percentage_error,
             (x, y),
         ),
-        "tweedie_deviance_score": (M.tweedie_deviance_score, (x, y)),
+        "tweedie_deviance_score": (metrics.tweedie_deviance_score, (x, y)),
     }
-
-
-def _auroc(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    from torchmetrics.functional.classification import binary_auroc
-
-    return binary_auroc(x, y.long())
-
-
-def _calibration(p: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    from torchmetrics.functional.classification import multiclass_calibration_error
-
-    return multiclass_calibration_error(p, y, num_classes=4)
 
 
 def of_optax() -> Cases:
@@ -197,9 +193,9 @@ def of_keras() -> Cases:
 
 def of_transformers() -> Cases:
     """Give losses of transformers."""
-    from transformers.loss import loss_for_object_detection as detection
-    from transformers.loss import loss_utils as utils
-
+    detection: Any = importlib.import_module("transformers.loss.loss_for_object_detection")
+    utils: Any = importlib.import_module("transformers.loss.loss_utils")
+    config = SimpleNamespace(num_labels=5)
     logits, labels = torch.randn(2, 6, 5).requires_grad_(), torch.randint(0, 5, (2, 6))
     masks, several = torch.randn(3, 8).requires_grad_(), torch.randint(0, 2, (3, 8)).float()
     low = torch.rand(3, 2)
@@ -207,7 +203,10 @@ def of_transformers() -> Cases:
     return {
         "ForCausalLMLoss": (lambda x, y: utils.ForCausalLMLoss(x, y, 5), (logits, labels)),
         "ForMaskedLMLoss": (lambda x, y: utils.ForMaskedLMLoss(x, y, 5), (logits, labels)),
-        "ForTokenClassification": (_tokens, (logits, labels)),
+        "ForTokenClassification": (
+            lambda x, y: utils.ForTokenClassification(x, y, config),
+            (logits, labels),
+        ),
         "dice_loss": (lambda x, y: detection.dice_loss(x, y, 3), (masks, several)),
         "sigmoid_focal_loss": (
             lambda x, y: detection.sigmoid_focal_loss(x, y, 3),
@@ -218,16 +217,6 @@ def of_transformers() -> Cases:
             (boxes.requires_grad_(), boxes.detach().flip(0)),
         ),
     }
-
-
-def _tokens(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    from types import SimpleNamespace
-
-    from transformers.loss import loss_utils
-
-    config = SimpleNamespace(num_labels=5)
-    loss: torch.Tensor = loss_utils.ForTokenClassification(x, y, config)
-    return loss
 
 
 LIBRARIES = {
