@@ -464,7 +464,8 @@ WRITTEN = Rule(
     "written_constant",
     _written,
     "the code itself writes this {kind}",
-    "if it is meant, say so with anynan.expect(..., reason=...), or give the place a finite value",
+    "if it is intended, say so with anynan.expect(..., reason=...); else give the place a finite "
+    "value",
     phases=ANY,
     wording=_elsewhere,
 )
