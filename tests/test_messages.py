@@ -18,6 +18,7 @@ from anynan._cli.commands import main
 from tests.fake_adapter import Layer, Model, track
 
 DOCS = Path(__file__).parents[1] / "docs"
+FILLED = re.compile(r"\{\w+[^}]*\}")  # where a message takes a value
 
 
 def _described() -> set[str]:
@@ -28,6 +29,20 @@ def _described() -> set[str]:
 @pytest.mark.skipif(not DOCS.exists(), reason="not a checkout")
 def test_every_message_has_its_paragraph_and_every_paragraph_its_message() -> None:
     assert known().keys() == _described()
+
+
+@pytest.mark.skipif(not DOCS.exists(), reason="not a checkout")
+def test_a_paragraph_quotes_its_message() -> None:
+    pages = [path.read_text(encoding="utf-8") for path in DOCS.glob("messages*.md")]
+    quoted = dict(
+        pair
+        for page in pages
+        for pair in re.findall(r"^### ([a-z-]+)\n\n> (.*)$", page, re.MULTILINE)
+    )
+    for slug, text in known().items():
+        said = text.removeprefix("anynan: ").replace("{{", "\0").replace("}}", "\1")
+        plain = (part.replace("\0", "{").replace("\1", "}") for part in FILLED.split(said))
+        assert re.fullmatch("(anynan: )?" + ".*".join(map(re.escape, plain)), quoted[slug]), slug
 
 
 def test_a_name_stands_for_one_text() -> None:
