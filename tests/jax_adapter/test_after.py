@@ -67,7 +67,7 @@ def test_later_steps_are_judged_by_what_is_known(level, replay, action, looks):
         params, state, _ = tracked(params, state, x)
     assert looks.count("flags") == looks.count("replay") == looks.count("_code") == 0
     assert len(tracked.events) == 1
-    said = [note for note in tracked.notes if "counted there" in note]
+    said = [note for note in tracked.notes if "counts as its consequence" in note]
     assert len(said) == 1
     assert tracked.events[0].spread.count > 3
 

@@ -65,7 +65,7 @@ def test_an_input_that_was_computed_before_the_model_is_not_told_as_loaded_data(
     said = [note for note in event.notes if slug_of(note) == "input-computed"]
     assert bool(said) == computed
     for note in said:
-        assert "last by multiply, before it gave it to Linear" in note
+        assert "last by multiply, before it called Linear" in note
         assert "anynan.torch.track(your training step) names the operation" in note
 
 

@@ -365,7 +365,7 @@ def test_a_layer_called_past_the_model_is_said() -> None:
     anynan.torch.track(model)
     event = failing(lambda: model.first(torch.full((1, 4), torch.nan)))
     assert (event.layer, event.operation) == (None, None)  # it was given what is bad
-    assert "what first was given" in str(event.cause)
+    assert "first received a bad input" in str(event.cause)
     assert any("past the model" in note for note in event.notes)
 
 
