@@ -177,3 +177,23 @@ def test_the_command_writes_a_baseline_and_tests(
     assert main([*hunt, *file, "--write-baseline", "known", target]) == 0
     assert main([*hunt, *file, target]) == 0
     assert "accepted\n  x: all equal\n    known\n" in capsys.readouterr().out
+
+
+def test_the_command_shows_on_a_terminal_what_is_tried(
+    losses: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hunt = ["stress", "--example", "kept_losses:batch", "kept_losses:standard"]
+    main(hunt)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    main(hunt)
+    assert "%" in capsys.readouterr().err
+
+
+def test_what_is_tried_and_how_much_time_is_spent_is_told(losses: Any) -> None:
+    told: list[tuple[str, float]] = []
+    anynan.stress(losses.standard, X, tell=lambda what, part: told.append((what, part)))
+    parts = [part for _, part in told]
+    assert parts == sorted(parts)
+    assert 0 < parts[0] < 1
