@@ -3,6 +3,7 @@
 import copy
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,10 @@ from torch import nn
 from torch.nn import functional as F
 
 import anynan
+from anynan._apps.precision import ranges
 from anynan._cli.commands import main
+from anynan.torch.observe import Sight
+from anynan.torch.replay.operands import Operation
 
 
 class Gated(nn.Module):
@@ -237,6 +241,62 @@ def test_a_mask_of_the_smallest_number_is_no_fault() -> None:
 
     for how in ("cast", "autocast"):
         assert anynan.precision(Masked(), X, how=how).fits  # type: ignore[arg-type]
+
+
+def test_what_is_inf_in_float32_too_is_meant() -> None:
+    class Masked(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x @ x.T + torch.ones(4, 4).tril().log()).softmax(-1)
+
+    assert anynan.precision(Masked(), X).fits
+
+
+def test_a_loss_stores_its_elements_before_it_adds_them_up() -> None:
+    report = anynan.precision(lambda x: F.mse_loss(x * 300, x * 0), torch.ones(8), plan=False)
+    found = report.first()
+    assert found is not None
+    assert (found.name, found.kind) == ("mse_loss", "overflow")
+
+
+def test_a_step_runs_once_in_float32_and_once_stored_and_once_more_where_it_fits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    steps, again, measures = list[str](), list[str](), list[int]()
+    real, run, rerun = ranges.measured, Sight.run, Operation.rerun
+
+    def counted(x: Any) -> Any:
+        measures.append(x.size)
+        return real(x)
+
+    monkeypatch.setattr("anynan._apps.precision.watch.measured", counted)
+    monkeypatch.setattr(Sight, "run", lambda *a, **k: steps.append("") or run(*a, **k))
+    monkeypatch.setattr(
+        Operation, "rerun", lambda op, *a, **k: again.append(op.kernel) or rerun(op, *a, **k)
+    )
+    model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 4))
+
+    def step(x: torch.Tensor, factor: float = 1.0) -> torch.Tensor:
+        loss = (model(x) * factor).square().mean()
+        loss.backward()
+        return loss
+
+    report = anynan.precision(step, X, plan=False)
+    assert report.fits
+    assert len(steps) == 3
+    # Sums are run again, with magnitudes; products are bounded by their sizes.
+    assert {*again} == {"sum"}
+    count = sum(row.phase in ("forward", "loss", "backward") for row in report.rows)
+    assert len(measures) <= 2.5 * count
+    steps.clear()
+    assert not anynan.precision(step, X, 1e6, plan=False).fits
+    assert len(steps) == 2
+
+
+def test_the_plan_says_the_bytes_of_each_part() -> None:
+    report = anynan.precision(Net(), X)
+    assert "plan: keep in float32 mlp (432 bytes more)" in str(report)
+    assert report.plan is not None
+    assert report.plan.sizes == {"mlp": 216}
 
 
 def test_rounding_errors_stand_beside_those_of_the_inputs() -> None:

@@ -94,7 +94,13 @@ def precision(
 
 
 class _Asking:
-    """Hold one question."""
+    """Hold one question.
+
+    Attributes:
+        kernels: Whether to run the framework's own, in the order of the runs; until one breaks.
+    """
+
+    kernels = (False, True)
 
     def __init__(
         self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], form: Format,
@@ -154,7 +160,7 @@ class _Asking:
 
     def _first(self, rows: list[Row]) -> list[Break]:
         """Run in the dtype, past what breaks; if nothing does, with the framework's kernels."""
-        for own in (False, True):
+        for own in self.kernels:
             found, seen = self._run({}, (), 1.0, going=True, own=own)
             self.notes += seen.notes
             if seen.error is not None:
