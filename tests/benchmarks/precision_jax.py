@@ -8,11 +8,13 @@ inside of one is left out.
 """
 
 import functools
+import importlib
 import json
 import os
 import sys
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +26,20 @@ from jax.extend import core
 
 import anynan
 from anynan.jax.graphs import names
-from tests.wild.suites import jax as suite
+from tests.wild.jax_programs.program import PROGRAMS
 
 FACTORS = [4.0**k for k in range(1, 14)]
+MODULES = ("plain", "linen", "nnx", "equinox", "haiku_jraph", "inference", "optimizers")
 PLACING = ("broadcast_in_dim", "select_n", "iota", "copy", "pad")
 LOOPS = ("scan", "while", "cond")
+
+
+def cases() -> list[str]:
+    """List the programs whose libraries are there."""
+    for name in MODULES:
+        with suppress(ImportError):
+            importlib.import_module(f"tests.wild.jax_programs.{name}")
+    return list(PROGRAMS)
 
 
 def good(x: Any) -> bool:
@@ -71,9 +82,8 @@ class Judge:
         if body is not None:
             plain = body.jaxpr if isinstance(body, core.ClosedJaxpr) else body
             return self.run(plain, getattr(body, "consts", ()), ins[-len(plain.invars) :])
-        functions, params = eqn.primitive.get_bind_params(eqn.params)
         with eqn.ctx.manager:
-            outs = eqn.primitive.bind(*functions, *ins, **params)
+            outs = eqn.primitive.bind(*ins, **eqn.primitive.get_bind_params(eqn.params))
         outs = outs if eqn.primitive.multiple_results else [outs]
         bad = not all(map(good, outs)) and all(map(good, ins))
         if bad and eqn.primitive.name not in PLACING:
@@ -127,7 +137,7 @@ def verdict(report: Any, found: tuple[str, str]) -> str:
 
 
 def pairs(case: str) -> Iterator[dict[str, Any]]:
-    loop = suite.program(case).build("")
+    loop = PROGRAMS[case].build("")
     args = loop.start()
     step = functools.partial(lambda *given: loop.step(*given))
     if real(step, args) is not None:
@@ -153,8 +163,9 @@ def pairs(case: str) -> Iterator[dict[str, Any]]:
 def main() -> None:
     warnings.simplefilter("ignore")
     out, *kinds = sys.argv[1:]
+    known = cases()
     with Path(out).open("a") as file:
-        for kind in kinds or suite.cases():
+        for kind in kinds or known:
             try:
                 rows = list(pairs(kind))
             except Exception as error:

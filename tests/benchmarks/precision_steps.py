@@ -263,9 +263,12 @@ def main() -> None:
     folder, out, *kinds = sys.argv[1:]
     with Path(out).open("a") as file:
         for kind in kinds or STEPS:
-            for row in pairs(Path(folder), kind):
-                file.write(json.dumps(row) + "\n")
-                file.flush()
+            try:
+                rows = list(pairs(Path(folder), kind))
+            except Exception as error:
+                rows = [{"kind": kind, "phase": "none", "why": repr(error)[:300]}]
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+            file.flush()
 
 
 if __name__ == "__main__":
