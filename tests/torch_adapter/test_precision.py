@@ -78,7 +78,7 @@ def test_the_plan_keeps_the_module_and_its_code_makes_the_model_finite() -> None
     model = Net()
     report = anynan.precision(model, X)
     assert report.plan is not None
-    assert report.plan.layers == {"mlp": True}
+    assert report.plan.layers == {"mlp.up": False, "mlp.down": True}
     assert report.plan.finite
     assert report.plan.distance is not None
     assert report.plan.distance < 0.01
@@ -98,6 +98,24 @@ def test_a_result_beyond_the_dtype_stays_in_float32() -> None:
     half = copy.deepcopy(model).half()
     exec(report.code, {"model": half, "torch": torch})
     assert torch.isfinite(half(X.abs().half() + 10)).all()
+
+
+def test_what_reads_a_result_beyond_the_dtype_is_kept_and_not_all_around_it() -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.fc1, self.fc2 = nn.LayerNorm(8), nn.Linear(8, 8), nn.Linear(8, 8)
+            nn.init.constant_(self.fc1.weight, 1e4)
+            nn.init.constant_(self.fc1.bias, 4e5)
+            nn.init.constant_(self.fc2.weight, 1e-5)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.fc2(F.gelu(self.fc1(self.norm(x))))
+
+    report = anynan.precision(nn.Sequential(nn.Linear(8, 8), Block(), nn.Linear(8, 8)), X)
+    assert report.plan is not None
+    assert report.plan.finite
+    assert set(report.plan.layers) == {"1.fc1", "1.fc2"}
 
 
 def test_layers_that_share_a_weight_are_kept_together() -> None:
@@ -294,9 +312,10 @@ def test_a_step_runs_once_in_float32_and_once_stored_and_once_more_where_it_fits
 
 def test_the_plan_says_the_bytes_of_each_part() -> None:
     report = anynan.precision(Net(), X)
-    assert "plan: keep in float32 mlp (432 bytes more)" in str(report)
+    kept = "mlp.up (144 bytes more), mlp.down (144 bytes more)"
+    assert f"plan: keep in float32 {kept}" in str(report)
     assert report.plan is not None
-    assert report.plan.sizes == {"mlp": 216}
+    assert report.plan.sizes == {"mlp.up": 72, "mlp.down": 72}
 
 
 def test_rounding_errors_stand_beside_those_of_the_inputs() -> None:

@@ -129,6 +129,7 @@ class Search:
     layers: dict[str, bool] = field(default_factory=dict)
     lines: dict[Line, None] = field(default_factory=dict)
     _closed: set[str] = field(default_factory=set)
+    _read: set[str] = field(default_factory=set)
 
     def __call__(self, first: Sequence[Break]) -> Plan:
         """Search from what broke in a run without a plan."""
@@ -202,6 +203,23 @@ class Search:
         new = found in self.sizes and not {found} & {*self._closed, *self.layers}
         return found if new and inside(found, (layer,)) is not None else None
 
+    def _reader(self, layer: str) -> str | None:
+        """Give the next layer with weights that runs behind one; None the second time."""
+        if layer in self._read:
+            return None
+        self._read.add(layer)
+        mine = [i for i, row in enumerate(self.rows) if inside(row.layer, (layer,)) is not None]
+        forward = [i for i in mine if self.rows[i].phase == "forward"]
+        behind = self.rows[forward[-1] + 1 :] if forward else ()
+        return next(
+            (
+                row.layer
+                for row in behind
+                if row.layer and self.sizes.get(row.layer) and inside(layer, (row.layer,)) is None
+            ),
+            None,
+        )
+
     def _add(self, layer: str | None) -> bool:
         """Keep a layer, or the first around it that can be kept."""
         while layer and layer not in self.sizes:
@@ -220,6 +238,8 @@ class Search:
         """Undo what a run could not be made with; False if there is nothing to do."""
         opened = [k for k, back in self.layers.items() if not back and k not in self._closed]
         opened = opened[:1]  # one by one: the others may be right
+        if opened and (reader := self._reader(opened[0])) is not None:
+            return self._add(reader)
         for layer in opened:  # what reads the result does not take float32
             self._closed.add(layer)
             self.layers[layer] = True
