@@ -76,7 +76,7 @@ def test_the_innermost_loop_that_trains_is_meant() -> None:
 def test_a_script_without_a_loop_is_refused(tmp_path: Path) -> None:
     script = tmp_path / "plain.py"
     script.write_text("print(1)\n")
-    with pytest.raises(NoLoopError, match="has no training loop"):
+    with pytest.raises(NoLoopError, match="has no loop"):
         hunt_in(str(script), lambda step, *given: step, lambda code, scope: exec(code, scope))
     script.write_text("for x in ():\n    print(1)\n")
     with pytest.raises(NoLoopError, match="ended before its loop at line 1 ran"):

@@ -50,7 +50,7 @@ class TorchLab(Lab):
         self._differentiates = not passes and bool(_roots(found.value))
         if self._differentiates:
             self.target = _differentiated(target)
-        elif not passes and found.value is None:
+        elif found.value is None:
             self.target = _leaving(target, written)
 
     # Arrays.
@@ -211,19 +211,28 @@ def _differentiated(target: Callable[..., Any]) -> Callable[..., Any]:
         given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
         return out, [x.grad for x in given if x.is_leaf and x.grad is not None]
 
+    return _named(step, target)
+
+
+def _named(step: Callable[..., Any], target: Callable[..., Any]) -> Callable[..., Any]:
+    """Have a step go by the name of its target, whose code is looked into for what it changes."""
     step.__name__ = getattr(target, "__name__", type(target).__name__)
+    step.__wrapped__ = target  # type: ignore[attr-defined]
     return step
 
 
 def _leaving(target: Callable[..., Any], written: Sequence[Holder]) -> Callable[..., Any]:
-    """Return what a step that returns nothing leaves behind: something may read it there."""
+    """Return what a step that returns nothing leaves behind: something may read it there.
+
+    What it computed comes before what it made of that: new weights are bad because a loss is.
+    """
 
     def step(*args: Any) -> Any:
         target(*args)
-        return {holder.name: holder.get() for holder in written}
+        left = {holder.name: holder.get() for holder in written}
+        return {name: x for name, x in left.items() if x.grad_fn is not None} or left
 
-    step.__name__ = getattr(target, "__name__", type(target).__name__)
-    return step
+    return _named(step, target)
 
 
 @contextmanager

@@ -72,3 +72,19 @@ def test_a_run_without_an_update_is_a_step_and_one_without_numbers_is_none() -> 
         end()
     (event,) = found.events
     assert event.operation.name == "sqrt"
+
+
+def test_a_run_that_only_writes_is_read_by_its_gradients() -> None:
+    found = _everywhere.Found()
+    with tf.Graph().as_default():
+        x, y, loss, train = classify(False)
+        end = watch_all(Options(action="record"), found)
+        with v1.Session() as session:
+            session.run(v1.global_variables_initializer())
+            for scale in (1.0, 1e4):
+                train.run({x: scale * X, y: Y}, session)
+            assert not np.isfinite(session.run(loss, {x: X, y: Y}))
+        end()
+    event = found.events[0]
+    assert event.operation.name == "log"
+    assert event.operation.source.line == line(__file__, "the logarithm")

@@ -253,3 +253,38 @@ def test_a_second_run_does_not_wait_for_ever(way: str, monkeypatch: pytest.Monke
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
     os.close(source)
     os.close(sink)
+
+
+@pytest.mark.parametrize("by_data", [False, True])
+def test_a_weight_that_the_step_updates_by_hand_is_run_again_from_what_it_was(
+    by_data: bool,
+) -> None:
+    x, y = torch.tensor([[1.0], [2], [300]]), torch.tensor([[1.0], [1], [0]])
+
+    def trained(*, tracked: bool) -> tuple[torch.Tensor, list[Any]]:
+        w = torch.zeros(1, 1, requires_grad=True)
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            p = torch.sigmoid(x @ w * 100)
+            loss = -(y * torch.log(p) + (1 - y) * torch.log(1 - p)).mean()
+            loss.backward()
+            assert w.grad is not None
+            if by_data:
+                w.data -= w.grad
+            else:
+                with torch.no_grad():
+                    w.sub_(w.grad)
+            w.grad = None
+            return loss
+
+        tracker = anynan.torch.track(step, action="record") if tracked else None
+        for _ in range(2):
+            (tracker or step)(x)
+        return w.detach(), [] if tracker is None else list(tracker.events)
+
+    plain, _ = trained(tracked=False)
+    w, (event,) = trained(tracked=True)
+    assert torch.equal(w, plain) or (w.isnan().all() and plain.isnan().all())
+    assert event.operation.name == "log"
+    assert event.cause.tag == "log_of_zero"
+    assert event.tried.outcome == "finite"

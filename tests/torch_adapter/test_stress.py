@@ -190,7 +190,7 @@ def test_autocast_is_tried() -> None:
 
 def test_a_step_that_returns_nothing_is_judged_by_what_it_leaves() -> None:
     global _logits  # noqa: PLW0603  as in a script's loop
-    _logits = torch.rand(3, 5, requires_grad=True)
+    before = _logits = torch.rand(3, 5, requires_grad=True)
 
     def step() -> None:
         global _logits, _loss  # noqa: PLW0603
@@ -200,6 +200,29 @@ def test_a_step_that_returns_nothing_is_judged_by_what_it_leaves() -> None:
     finding = anynan.stress(step).findings[-1]
     assert finding.words == "_logits: 10000 times as far apart"
     assert _place(finding)[0] == "log"
+    assert _logits is before
+
+
+def test_a_fix_is_tried_in_a_step_that_updates_its_weights_by_hand() -> None:
+    global _logits
+    x, before = torch.arange(1.0, 7).reshape(6, 1), torch.zeros(1, 1)
+    _logits, y = before, (x > 3) * 1.0
+
+    def step() -> None:
+        global _logits, _loss  # noqa: PLW0603
+        _logits.requires_grad_()
+        p = torch.sigmoid(x @ _logits)
+        _loss = -(y * torch.log(p) + (1 - y) * torch.log(1 - p)).mean()
+        _loss.backward()
+        with torch.no_grad():
+            _logits = _logits - _logits.grad
+
+    findings = [f for f in anynan.stress(step).findings if _place(f)[0] == "log"]
+    assert len(findings) == 2
+    tried = [finding.event.tried for finding in findings]
+    assert all(each is not None and each.outcome == "finite" for each in tried)
+    assert _logits is before
+    assert _logits.item() == 0
 
 
 def test_a_script_is_hunted_in_by_its_loop(

@@ -1,6 +1,7 @@
 """The operations of a graph, forward ones and gradients, and which belongs to which."""
 
 import inspect
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,8 +12,9 @@ from anynan.tensorflow.graphs import lines, names
 from anynan.tensorflow.graphs.traces import Trace, scopes
 from anynan.tensorflow.read.probes import SCOPE
 
-# The scope of what a tape makes.
+# The scope of what a tape makes, and that of ``tf.gradients``.
 BACKWARD = "gradient_tape"
+_SLOPES = re.compile(rf"{BACKWARD}|gradients(_\d+)?")
 
 
 @dataclass(slots=True)
@@ -259,9 +261,8 @@ class Operations:
 def forward_name(name: str) -> tuple[str, bool]:
     """Give a node's name without the scope of a tape, and whether it had that."""
     parts = name.split("/")
-    if BACKWARD not in parts:
-        return name, False
-    return "/".join(parts[parts.index(BACKWARD) + 1 :]), True
+    at = next((i for i, part in enumerate(parts) if _SLOPES.fullmatch(part)), None)
+    return (name, False) if at is None else ("/".join(parts[at + 1 :]), True)
 
 
 def _within(op: Op, scope: str) -> bool:

@@ -36,18 +36,25 @@ class Part:
         reads: What takes the content of a variable, and the name of that.
         writes: Whether running it changes a variable.
         taking: Whether it takes its data from an iterator or a queue.
+        updates: What it writes into variables: gradients.
     """
 
     def __init__(self, graph: Any, wanted: list[Any]) -> None:
-        behind = set(walk(wanted, lambda op: [*(x.op for x in op.inputs), *op.control_inputs]))
+        behind = set(walk(wanted, _behind))
         self._graph, self.writes, self.taking = graph, False, False
         self._nodes = [op for op in graph.get_operations() if op in behind]
         self.reads: dict[Any, str] = {}
+        self.updates: list[Any] = []
         for op in self._nodes:
             held = [x.op.name for x in op.inputs if x.op.type in _VARIABLES]
             if held and op.type in _READING[:2]:
                 self.reads[op.outputs[0]] = held[0]
-            self.writes = self.writes or bool(held and op.type not in _READING)
+            elif held and op.type not in _READING:
+                self.writes = True
+                if op.type in ("Assign", "AssignVariableOp"):  # it begins anew
+                    continue
+                found = [x for x in op.inputs if is_float(x) and x.op.type not in _VARIABLES]
+                self.updates += [x for x in found if graph.is_fetchable(x) and x not in self.reads]
             self.taking = self.taking or op.type.startswith(TAKING)
         self.get_tensor_by_name = graph.get_tensor_by_name
 
@@ -132,7 +139,7 @@ class Ran:
 
 
 def watch(step: Callable[[Ran, list[Any]], object], free: Callable[[], bool]) -> Patches:
-    """Have each run of a session that gives numbers with a fraction be a step.
+    """Have each run of a session that gives or writes numbers with a fraction be a step.
 
     Args:
         step: Is told what ran, and the numbers that it gave, in the order of ``Ran.fetched``.
@@ -147,18 +154,23 @@ def watch(step: Callable[[Ran, list[Any]], object], free: Callable[[], bool]) ->
         def run(self: Any, fetches: Any, feed_dict: Any = None, *args: Any, **kwargs: Any) -> Any:
             asked = list(_asked(self.graph, fetches)) if free() else []
             places = [i for i, x in enumerate(asked) if isinstance(x, tf.Tensor) and is_float(x)]
-            if not places:
-                return real(self, fetches, feed_dict, *args, **kwargs)
             key = tuple(x.name for x in asked if x is not None)
             known = parts.setdefault(self.graph, {})
             if key not in known:
                 known[key] = Part(self.graph, [getattr(x, "op", x) for x in asked if x is not None])
-            ran = Ran(real, self, [asked[i] for i in places], feed_dict, known[key])
-            out = real(self, fetches, feed_dict, *args, **kwargs)
-            values = tf.nest.flatten(out)
-            if len(values) == len(asked):
+            tensors = [asked[i] for i in places] or known[key].updates
+            if not tensors:
+                return real(self, fetches, feed_dict, *args, **kwargs)
+            ran = Ran(real, self, tensors, feed_dict, known[key])
+            if places:
+                out = real(self, fetches, feed_dict, *args, **kwargs)
+                values = tf.nest.flatten(out)
+                values = [values[i] for i in places] if len(values) == len(asked) else []
+            else:  # what it only writes is read as well
+                out, values = real(self, (fetches, tensors), feed_dict, *args, **kwargs)
+            if values:
                 with eager_mode():
-                    step(ran, [values[i] for i in places])
+                    step(ran, values)
             return out
 
         return run
@@ -166,6 +178,13 @@ def watch(step: Callable[[Ran, list[Any]], object], free: Callable[[], bool]) ->
     patches = Patches()
     patches.change(BaseSession, "run", change)
     return patches
+
+
+def _behind(op: Any) -> list[Any]:
+    """List what an operation needs, and what it is the gradient of."""
+    forward = getattr(op, "_original_op", None)
+    needed = [*(x.op for x in op.inputs), *op.control_inputs]
+    return needed if forward is None else [*needed, forward]
 
 
 def _asked(graph: Any, fetches: Any) -> Iterator[Any]:

@@ -67,9 +67,11 @@ class Began:
         """
         lost = self._reach.put_back(self._kept)
         for holder, x, count, content in self._arrays:
-            if x is None or content is None:
+            if content is None:
                 if isinstance(x, torch.Tensor) and count != version(x):
                     lost.append(f"{holder.name} (written in place, too large to keep)")
+            elif x is None:
+                _refill(holder.get(), content)
             else:
                 holder.set(content.clone() if isinstance(content, torch.Tensor) else content.copy())
         return lost
@@ -133,7 +135,7 @@ class Reached:
         Until then tensors and arrays are copies: the program's graph may have saved the originals.
         """
         present = self.reach.now()
-        swapped = []
+        swapped, weights = [], []
         for holder in self.reach.arrays:
             x = holder.get()
             copied: Any = None
@@ -141,12 +143,16 @@ class Reached:
                 copied = x.copy()
             elif isinstance(x, torch.Tensor) and not x.requires_grad:
                 copied = x.clone()
+            elif _is_weight(x):
+                weights.append((x, x.detach().clone()))
             if copied is not None and holder.set(copied):
                 swapped.append((holder, x))
 
         def put_back() -> None:
             for holder, x in swapped:
                 holder.set(x)
+            for x, content in weights:
+                _refill(x, content)
             lost = present.put_back()
             if lost:
                 raise RuntimeError("; ".join(lost))
@@ -160,11 +166,30 @@ def _buffers(ref: "weakref.ref[torch.nn.Module]") -> Any:
 
 
 def _array(holder: Holder) -> tuple[Holder, Any, int, Any]:
-    """Take one tensor or array as it is: itself, its version, and a copy if it is small."""
+    """Take one tensor or array as it is: itself, its version, and a copy if it is small.
+
+    A weight stays itself, whatever it holds: graphs and optimizers know it.
+    """
     x = holder.get()
+    if _is_weight(x):
+        return holder, None, 0, x.detach().clone()
     if isinstance(x, np.ndarray):
         return holder, x, 0, x.copy() if x.nbytes <= BYTES and x.dtype != object else None
     if not isinstance(x, torch.Tensor) or x.requires_grad:
         return holder, None, 0, None
     small = x.numel() <= SMALL and x.device.type == "cpu" and type(x) is torch.Tensor
     return holder, x, version(x), x.clone() if small and x.layout is torch.strided else None
+
+
+def _is_weight(x: Any) -> bool:
+    """Tell whether it is a small weight in no module, which a step may update by hand."""
+    return (
+        type(x) is torch.Tensor and x.requires_grad and x.is_leaf and x.layout is torch.strided
+        and x.numel() <= SMALL and x.device.type == "cpu"
+    )  # fmt: skip
+
+
+def _refill(x: Any, content: torch.Tensor) -> None:
+    """Have a weight hold this; what a graph has saved of it is none the wiser."""
+    if _is_weight(x) and x.shape == content.shape:
+        x.data.copy_(content)

@@ -25,8 +25,9 @@ def stepped(source: str, path: str) -> tuple[Any, int]:
     """Make a function of the body of a script's training loop, and have it handed to a hunt.
 
     The loop that is meant is the innermost whose body trains; where none does, the last loop
-    outside of every function. When the script comes to it, its body becomes a function over
-    the very same names, which is given to what the script's globals hold under ``HUNT``.
+    outside of every function, else the last of all. When the script comes to it, its body becomes
+    a function over the very same names, which is given to what the script's globals hold under
+    ``HUNT``.
 
     Args:
         source: The script's text.
@@ -49,11 +50,11 @@ def stepped(source: str, path: str) -> tuple[Any, int]:
             _trains(x) for x in ast.walk(item[0]) if x is not item[0] and isinstance(x, _LOOPS)
         )
     ]
-    chosen = inner[0] if inner else next((x for x in reversed(found) if x[1] is None), None)
-    if chosen is None:
-        msg = f"{path} has no training loop: give a function, as module:step"
+    if not found:
+        msg = f"{path} has no loop: give a function, as module:step"
         raise NoLoopError(msg)
-    loop, function = chosen
+    outside = [item for item in found if item[1] is None]
+    loop, function = inner[0] if inner else (outside or found)[-1]
     _replace(loop, function)
     return compile(ast.fix_missing_locations(tree), path, "exec"), loop.lineno
 
