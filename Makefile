@@ -145,7 +145,7 @@ bench-gpu: $(VENV)/bench.stamp ## Run the benchmarks on the GPU (prints only)
 rounding: $(VENV)/test.stamp ## Count the planted bugs that anynan.compare finds (prints docs/rounding-measured.md's table)
 	$(RUN) -m tests.benchmarks.rounding $(ARGS)
 
-grist: $(VENV)/test.stamp ## Stress the programs of GRIST: GRIST=<checkout> RANUM=<checkout> (prints docs/stress-measured.md's table)
+grist: $(VENV)/test.stamp ## Run and stress the programs of GRIST: GRIST=<checkout> RANUM=<checkout> (prints the tables of docs/stress-measured.md)
 	$(RUN) -m tests.benchmarks.grist $(GRIST) $(RANUM) $(ARGS)
 
 test-long: export OMP_NUM_THREADS = 1

@@ -1,79 +1,34 @@
-"""``anynan.stress`` on the PyTorch programs of GRIST, as they are, against RANUM's labels.
+"""GRIST's programs as they are, under ``anynan run`` and ``anynan.stress``, against RANUM's labels.
 
 ``python -m tests.benchmarks.grist GRIST RANUM`` takes checkouts of Jacob-yen/GRIST and of
-llylly/RANUM, and prints the table of docs/stress-measured.md. A program runs in a process of its
-own up to its training loop, whose body is hunted in. RANUM says which operations are defective;
-the line is right if it is in the loop, or in what the loop calls, and the operation is written on
-it. Then the fix that the report names is put into the program, and the hunt must not find it again.
+llylly/RANUM, and prints the tables of docs/stress-measured.md; ``--only 26 20`` does so for some
+programs, ``--no-hunt`` and ``--no-run`` one table alone, ``--seconds`` bounds the benchmark's own
+search. A program runs in a process of its own. RANUM says which operations are defective; a line is
+right if the operation is written on it.
 """
 
+import argparse
 import ast
 import functools
-import gzip
 import json
 import os
 import re
 import statistics
 import subprocess
 import sys
-import types
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
-from unittest.mock import MagicMock
 
-PROGRAMS = {
-    "22": "My_pytorch1", "23": "ch5.3_softmax", "26": "0401_logistic_regression",
-    "27": "0503_softmax_regression_cost", "32": "0504_softmax_regression",
-    "33": "logistic_classification", "34": "softmax_classification",
-    "37": "lab-05-1-logistic_regression", "38": "lab-09-1-xor", "46": "torch20_softmax",
-    "47": "torch21_Softmax_Reg1", "51": "rbm", "53": "h02_20191644", "54": "h03_20191644",
-    "56": "01_Logistic_Regression", "57": "03_softmax_cost", "62": "denoising_RBM", "63": "main",
+from tests.benchmarks.grist_programs import TENSORFLOW, TORCH, path_of, stand_in
+
+CLEAN = 300  # iterations of a program as it is
+# What RANUM calls operations, in anynan's words, and how programs write them.
+WORDS = {
+    "Div": ("divide", "/"), "LogSoftMax": ("softmax_cross_entropy_with_logits", "softmax_cross"),
+    "Log": ("log", "log"), "Exp": ("exp", "exp"), "Sqrt": ("sqrt", "sqrt"),
 }  # fmt: skip
-# Vendored copies of old libraries, whose extensions no current PyTorch loads.
-LEFT_OUT = ("4", "5", "12", "13")
-_IMAGES, _LABELS = "t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz"
-
-
-def stand_in(grist: Path) -> None:
-    """Put stubs in the place of what the programs import and the search does not need."""
-    import torch
-
-    class Scheduler:
-        def __init__(self, *args: Any, **options: Any) -> None: ...
-
-        def loss_checker(self, *args: Any) -> None: ...
-
-        def check_time(self) -> None: ...
-
-    class Images(torch.utils.data.Dataset[Any]):
-        """The images that are in the checkout."""
-
-        def __init__(self, *args: Any, **options: Any) -> None:
-            folder = grist / "scripts/study_case/data/MNIST/raw"
-            held = [gzip.decompress((folder / name).read_bytes()) for name in (_IMAGES, _LABELS)]
-            raw = torch.frombuffer(bytearray(held[0][16:]), dtype=torch.uint8)
-            self.images = raw.reshape(-1, 1, 28, 28).float() / 255
-            self.labels = list(held[1][8:])
-
-        def __getitem__(self, i: int) -> tuple[Any, int]:
-            return self.images[i], self.labels[i]
-
-        def __len__(self) -> int:
-            return len(self.labels)
-
-    modules = {name: types.ModuleType(name) for name in ("scripts", "scripts.utils")}
-    utils: Any = types.ModuleType("scripts.utils.torch_utils")
-    utils.TorchScheduler = Scheduler
-    vision: Any = types.ModuleType("torchvision")
-    vision.datasets = MagicMock(MNIST=Images, FashionMNIST=Images)
-    vision.transforms, vision.utils = MagicMock(), MagicMock()
-    sys.modules.update(modules)
-    sys.modules.update({"scripts.utils.torch_utils": utils, "torchvision": vision})
-    for name in ("datasets", "transforms", "utils"):
-        sys.modules[f"torchvision.{name}"] = getattr(vision, name)
-    for name in ("matplotlib", "matplotlib.pyplot", "seaborn"):
-        sys.modules.setdefault(name, MagicMock())
+_EVENT = re.compile(r"^  event .*?, (\w+) at (.+?):(\d+): ", re.MULTILINE)
 
 
 class Mend(ast.NodeTransformer):
@@ -102,9 +57,9 @@ class Mend(ast.NodeTransformer):
         return ast.copy_location(ast.parse(inner, mode="eval").body, node)
 
 
-def child(grist: Path, path: Path, fixes: dict[str, str]) -> None:
+def hunt(grist: Path, path: Path, fixes: dict[str, str]) -> None:
     """Hunt in one program, and print what was found as JSON."""
-    stand_in(grist)
+    stand_in(grist, iterations=0, seconds=0, silent=True, torch=True)
     from anynan._apps.run.program import load
     from anynan._apps.stress.hunt import stress
     from anynan._apps.stress.script import hunt_in
@@ -140,36 +95,92 @@ def child(grist: Path, path: Path, fixes: dict[str, str]) -> None:
     print(json.dumps(said))
 
 
+def run(grist: Path, path: Path, iterations: int, seconds: float) -> int:
+    """Run one program under ``anynan run``, and end it after so many iterations or seconds."""
+    torch = "import torch" in path.read_text(encoding="utf-8")
+    stand_in(grist, iterations=iterations, seconds=seconds, silent=False, torch=torch)
+    from anynan._cli.commands import main
+
+    os.chdir(path.parent)
+    return main(["run", str(path)])
+
+
 def labels(ranum: Path, number: str) -> list[str]:
     """Give the operations that RANUM names defective."""
     folder = ranum / "empirical_study/precond/immediate"
+    plain = number.rstrip("b")
     return [
-        name.lower()
-        for file in sorted(folder.glob(f"{number}*_ranum.txt"))
-        if re.fullmatch(rf"{number}[a-y]?_ranum\.txt", file.name)
-        for name in re.findall(r"optype (\w+)", file.read_text())
+        name
+        for file in sorted(folder.glob(f"{plain}*_ranum.txt"))
+        if re.fullmatch(rf"{plain}[a-y]?_ranum\.txt", file.name)
+        for name in re.findall(r"optype (\w+)", file.read_text(encoding="utf-8"))
     ]
 
 
-def hunted(grist: Path, path: Path, fixes: dict[str, str]) -> dict[str, Any] | str:
+def ended(*words: object) -> "subprocess.CompletedProcess[str]":
     """Run a child."""
-    words = [sys.executable, "-m", "tests.benchmarks.grist", "--child", str(grist), str(path)]
-    done = subprocess.run(
-        [*words, json.dumps(fixes)], capture_output=True, encoding="utf-8", check=False, timeout=300
-    )
+    call = [sys.executable, "-m", "tests.benchmarks.grist", *map(str, words)]
+    return subprocess.run(call, capture_output=True, encoding="utf-8", check=False)
+
+
+def told(grist: Path, path: Path, iterations: int, seconds: float) -> tuple[str, str]:
+    """Run a program, and give what ended it and what was told: operation and line of the first."""
+    done = ended("--run", grist, path, iterations, seconds)
+    events = _EVENT.findall(done.stderr)
+    if re.search(r"Success to find NaN", done.stdout):
+        how = "NaN after " + re.findall(r"Iteration: <(\d+)>", done.stdout)[-1]
+    elif found := re.search(r"GRIST: ended after (\d+) iterations", done.stderr):
+        how = f"no NaN in {found[1]}"
+    else:
+        return f"not run: {_last(done.stderr)}", ""
+    if events:
+        name, file, line = events[0]
+        text = (path.parent / file).read_text(encoding="utf-8").splitlines()[int(line) - 1]
+        return how, f"{name} at {line}: {text.strip()}"
+    if not re.search(r"AnynanWarning|^anynan: .*\d bad in", done.stderr, re.MULTILINE):
+        return how, "no word"
+    return how, f"told otherwise: {_last(done.stderr)}"
+
+
+def _last(text: str) -> str:
+    lines = [x for x in text.strip().splitlines() if re.match(r"[\w.]*(Error|Exception)", x)]
+    return (lines or ["nothing was written"])[-1][:90]
+
+
+def run_row(grist: Path, ranum: Path, number: str, seconds: float) -> tuple[str, list[bool | None]]:
+    """Give a program's line of the first table, and whether it was silent and then right."""
+    path, wanted = path_of(grist, number), sorted(set(labels(ranum, number)))
+    how, said = told(grist, path, CLEAN, 300)
+    clean = None if how.startswith("not run") else how.startswith("no NaN") and said == "no word"
+    before = "no word" if clean else how if clean is None else f"{how}; {said}"
+    how, said = told(grist, path.with_name(f"{path.stem}_grist.py"), 10**9, seconds)
+    name, _, where = said.partition(" at ")
+    words = [WORDS[label] for label in wanted]
+    right = any(name == word and written in where for word, written in words)
+    reached = how.startswith("NaN")
+    cells = (
+        f"ID_{number} {path.stem}", ", ".join(wanted), before, how,
+        (said.partition(": ")[0] if right else said) if reached else "",
+    )  # fmt: skip
+    return f"| {' | '.join(cells)} |", [clean, right if reached else None]
+
+
+def hunted(grist: Path, path: Path, fixes: dict[str, str]) -> dict[str, Any] | str:
+    """Hunt in a program."""
+    done = ended("--hunt", grist, path, json.dumps(fixes))
     if done.returncode:
         return done.stderr.strip().rpartition("\n")[2]
     read: dict[str, Any] = json.loads(done.stdout.strip().rpartition("\n")[2])
     return read
 
 
-def row(grist: Path, ranum: Path, number: str, name: str) -> tuple[str, Any]:
-    """Give a program's line of the table."""
-    path = grist / "scripts/study_case" / f"ID_{number}" / f"{name}.py"
-    wanted = labels(ranum, number)
+def hunt_row(grist: Path, ranum: Path, number: str) -> tuple[str, Any]:
+    """Give a program's line of the second table."""
+    path = path_of(grist, number)
+    wanted = [label.lower() for label in labels(ranum, number)]
     said = hunted(grist, path, {})
     if isinstance(said, str):
-        return f"| ID_{number} {name} | {len(wanted)} | not run: {said} | | | |", None
+        return f"| ID_{number} {path.stem} | {len(wanted)} | not run: {said} | | | |", None
     mine = [x for x in said["found"] if x["name"] in wanted]
     right = [x for x in mine if f"{x['name']}(" in (x["text"] or "")]
     fixes = {x["name"]: x["tried"]["repair"] for x in mine if x["tried"] and x["tried"]["repair"]}
@@ -181,35 +192,67 @@ def row(grist: Path, ranum: Path, number: str, name: str) -> tuple[str, Any]:
     how = re.sub(r"towards (\w+) at .*?: [\w ]+", r"towards \1", how)
     count = min(len(right), len(wanted))
     cells = (
-        f"ID_{number} {name}", len(wanted), count, how,
-        f"{said['seconds']:.1f}", left,
+        f"ID_{number} {path.stem}", len(wanted), count, how,
+        f"{said['seconds']:.1f}", said["runs"], left,
     )  # fmt: skip
     return f"| {' | '.join(map(str, cells))} |", (len(wanted), count, said, left)
 
 
-def main() -> None:
-    """Print the table."""
-    grist, ranum = (Path(word).resolve() for word in sys.argv[1:3])
-    only = sys.argv[3:]
-    print("| program | labelled defects | found, right line | by | seconds | after the fix |")
-    print("| --- | --- | --- | --- | --- | --- |")
+def runs(grist: Path, ranum: Path, numbers: list[str], seconds: float) -> None:
+    """Print what ``anynan run`` says of programs, as they are and driven to their NaN."""
+    print(f"| program | label | {CLEAN} iterations | the benchmark's search | told of its NaN |")
+    print("| --- | --- | --- | --- | --- |")
     every = []
-    for number, name in PROGRAMS.items():
-        if only and number not in only:
-            continue
-        line, known = row(grist, ranum, number, name)
+    for number in numbers:
+        line, known = run_row(grist, ranum, number, seconds)
+        print(line, flush=True)
+        every.append(known)
+    silent, right = ([known[i] for known in every if known[i] is not None] for i in (0, 1))
+    print(
+        f"\nno word of {sum(map(bool, silent))} of {len(silent)} that run; right operation and "
+        f"line of {sum(map(bool, right))} of {len(right)} that reached a NaN\n"
+    )
+
+
+def hunts(grist: Path, ranum: Path, numbers: list[str]) -> None:
+    """Print what ``anynan.stress`` finds in programs as they are."""
+    print("| program | labels | found, right line | by | seconds | runs | after the fix |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
+    every = []
+    for number in numbers:
+        line, known = hunt_row(grist, ranum, number)
         print(line, flush=True)
         every += [] if known is None else [known]
     seconds = [said["seconds"] for _, _, said, _ in every]
     total, found = (sum(item[i] for item in every) for i in (0, 1))
     print(
-        f"\n{len(every)} programs, {found} of {total} defects; seconds: median "
+        f"\n{len(every)} programs, {found} of {total} labels; seconds: median "
         f"{statistics.median(seconds):.1f}, most {max(seconds):.1f}"
     )
 
 
+def main() -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("grist", type=Path)
+    parser.add_argument("ranum", type=Path)
+    parser.add_argument("--only", nargs="+", default=[*TORCH, *TENSORFLOW])
+    parser.add_argument("--seconds", type=float, default=400, help="of a search")
+    parser.add_argument("--no-run", action="store_true")
+    parser.add_argument("--no-hunt", action="store_true")
+    chosen = parser.parse_args()
+    grist, ranum = chosen.grist.resolve(), chosen.ranum.resolve()
+    if not chosen.no_run:
+        runs(grist, ranum, chosen.only, chosen.seconds)
+    if not chosen.no_hunt:
+        hunts(grist, ranum, [number for number in chosen.only if number in TORCH])
+
+
 if __name__ == "__main__":
-    if sys.argv[1] == "--child":
-        child(Path(sys.argv[2]), Path(sys.argv[3]), json.loads(sys.argv[4]))
+    if sys.argv[1] == "--hunt":
+        hunt(Path(sys.argv[2]), Path(sys.argv[3]), json.loads(sys.argv[4]))
+    elif sys.argv[1] == "--run":
+        words = sys.argv[2:]
+        sys.exit(run(Path(words[0]), Path(words[1]), int(words[2]), float(words[3])))
     else:
         main()
