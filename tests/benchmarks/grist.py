@@ -57,7 +57,7 @@ class Mend(ast.NodeTransformer):
         return ast.copy_location(ast.parse(inner, mode="eval").body, node)
 
 
-def hunt(grist: Path, path: Path, fixes: dict[str, str]) -> None:
+def hunt(grist: Path, path: Path, fixes: list[list[str]]) -> None:
     """Hunt in one program, and print what was found as JSON."""
     stand_in(grist, iterations=0, seconds=0, silent=True, torch=True)
     from anynan._apps.run.program import load
@@ -68,7 +68,7 @@ def hunt(grist: Path, path: Path, fixes: dict[str, str]) -> None:
     sys.path[0] = str(path.parent)
     if fixes:
         tree = ast.parse(path.read_text(encoding="utf-8"))
-        for operation, fix in fixes.items():
+        for operation, fix in fixes:
             tree = Mend(operation, fix).visit(tree)
         path = path.with_name(f"{path.stem}_mended.py")
         path.write_text(ast.unparse(ast.fix_missing_locations(tree)), encoding="utf-8")
@@ -165,7 +165,7 @@ def run_row(grist: Path, ranum: Path, number: str, seconds: float) -> tuple[str,
     return f"| {' | '.join(cells)} |", [clean, right if reached else None]
 
 
-def hunted(grist: Path, path: Path, fixes: dict[str, str]) -> dict[str, Any] | str:
+def hunted(grist: Path, path: Path, fixes: list[list[str]]) -> dict[str, Any] | str:
     """Hunt in a program."""
     done = ended("--hunt", grist, path, json.dumps(fixes))
     if done.returncode:
@@ -178,16 +178,23 @@ def hunt_row(grist: Path, ranum: Path, number: str) -> tuple[str, Any]:
     """Give a program's line of the second table."""
     path = path_of(grist, number)
     wanted = [label.lower() for label in labels(ranum, number)]
-    said = hunted(grist, path, {})
+    said = hunted(grist, path, [])
     if isinstance(said, str):
         return f"| ID_{number} {path.stem} | {len(wanted)} | not run: {said} | | | |", None
     mine = [x for x in said["found"] if x["name"] in wanted]
     right = [x for x in mine if f"{x['name']}(" in (x["text"] or "")]
-    fixes = {x["name"]: x["tried"]["repair"] for x in mine if x["tried"] and x["tried"]["repair"]}
-    again = hunted(grist, path, fixes) if fixes else "no fix was tried"
-    left: Any = again
-    if not isinstance(again, str):
-        left = len([x for x in again["found"] if x["name"] in wanted])
+    fixes, found, left = list[list[str]](), mine, "no fix was tried"
+    for _ in range(2):  # a fix of the first fault may leave a second
+        tried = {x["name"]: x["tried"]["repair"] for x in found if x["tried"]}
+        fixes += [[name, repair] for name, repair in tried.items() if repair]
+        again = hunted(grist, path, fixes) if any(tried.values()) else left
+        if isinstance(again, str):
+            left = again
+            break
+        found = [x for x in again["found"] if x["name"] in wanted]
+        left = str(len(found))
+        if not found:
+            break
     how = mine[0]["words"].partition(":")[2].strip() if mine else ""
     how = re.sub(r"towards (\w+) at .*?: [\w ]+", r"towards \1", how)
     count = min(len(right), len(wanted))
