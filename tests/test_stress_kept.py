@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import anynan
+from anynan._apps.stress.hunt import lab_of
 from anynan._cli.commands import main
 
 X = np.random.default_rng(0).random((6, 3))
@@ -93,6 +94,29 @@ def test_what_cannot_be_written_is_refused(losses: Any) -> None:
     with pytest.raises(ValueError, match="cannot write the argument mappingproxy"):
         report.to_pytest("test_found.py")
     assert not Path("test_found.py").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "made"),
+    [
+        ("import torch", "torch.ones(2, dtype=torch.bfloat16, requires_grad=True)"),
+        ("import jax.numpy as jnp", "jnp.ones(2, dtype='bfloat16')"),
+        ("import tensorflow as tf", "tf.ones(2, tf.bfloat16)"),
+        ("import mlx.core as mx", "mx.ones(2, dtype=mx.bfloat16)"),
+        ("import array_api_strict", "array_api_strict.ones(2, dtype=array_api_strict.float32)"),
+    ],
+)
+def test_an_array_is_written_in_the_words_of_its_framework(line: str, made: str) -> None:
+    pytest.importorskip(line.split()[1])
+    scope: dict[str, Any] = {"np": np}
+    exec(line, scope)
+    x = eval(made, scope)
+    lab = lab_of(lambda x: x * 1, (x,))
+    again = eval(lab.code(x).format('np.array([1.0, 1.0], dtype="float32")'), scope)
+    assert lab.imports == (line,)
+    assert (again.dtype, type(again)) == (x.dtype, type(x))
+    assert lab.host(again).tolist() == [1, 1]
+    assert getattr(again, "requires_grad", None) == getattr(x, "requires_grad", None)
 
 
 def test_what_was_found_is_named_by_inputs_steps_and_mode(losses: Any) -> None:
