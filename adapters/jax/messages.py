@@ -39,6 +39,10 @@ CHECKED_BY_PROGRAM = Message(
     "the array in which the program itself found NaN or Inf, at {place}: "
     "anynan.jax.track(the function that makes it)",
 )
+COMPILED_AHEAD = Message(
+    "compiled-ahead",
+    "what you compile by {name}.lower(...).compile(): call {name} itself",
+)
 EAGER_CALLS = Message(
     "eager-calls",
     "jax.numpy calls outside of jit and grad, which JAX runs one by one: "

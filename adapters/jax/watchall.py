@@ -22,7 +22,7 @@ from anynan._steps.judge import Judge
 from anynan._steps.messages import GIVEN_BY_ANOTHER
 from anynan._steps.tracked import inside
 from anynan.errors import AnomalyError
-from anynan.jax.messages import CHECKED_BY_PROGRAM, EAGER_CALLS
+from anynan.jax.messages import CHECKED_BY_PROGRAM, COMPILED_AHEAD, EAGER_CALLS
 from anynan.jax.program import signature
 from anynan.jax.program.trace import staged, traced, tracing, under_way
 from anynan.jax.read import probes
@@ -38,6 +38,8 @@ SLOPES = {
     "flax.nnx": ("grad", "value_and_grad"),
     "equinox": ("filter_grad", "filter_value_and_grad"),
 }
+# What gives a compiled function's program.
+AHEAD = ("lower", "trace", "eval_shape")
 # So many bad calls of one function are looked into.
 LOOKS = 3
 # What holds numbers, and is no tracer.
@@ -326,7 +328,19 @@ class Watched:
 
     def __getattr__(self, name: str) -> Any:
         """Give ``lower``, ``trace`` and whatever else a compiled function has."""
-        return getattr(self.__dict__["_fn"], name)
+        found = getattr(self.__dict__["_fn"], name)
+        if name not in AHEAD or not callable(found):
+            return found
+
+        @functools.wraps(found)
+        def made(*args: Any, **kwargs: Any) -> Any:
+            if name == "lower":
+                called = getattr(self, "__name__", "a function")
+                self._found.unwatched(COMPILED_AHEAD(name=called))
+            with under_way():  # the program that they give may be exported: it is the user's own
+                return found(*args, **kwargs)
+
+        return made
 
     def _track(self) -> Tracker | None:
         try:

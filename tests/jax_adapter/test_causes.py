@@ -3,6 +3,9 @@
 The rows that JAX cannot produce stand in ``NOT_IN_JAX``, each with its reason.
 """
 
+import functools
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -155,3 +158,16 @@ def test_every_row_is_produced_or_has_its_reason():
         "vanishing_gradient", "optimizer_state_bad", "growth_without_training",
     }  # fmt: skip
     assert {rule.tag for rule in RULES} == made
+
+
+def test_of_donated_weights_it_is_not_said_that_their_gradient_was_good() -> None:
+    @functools.partial(jax.jit, donate_argnums=0)
+    def step(w: Any, x: Any) -> Any:
+        return w - jax.grad(lambda w: jnp.log(jax.nn.softmax(x @ w))[0])(w)
+
+    tracker = anynan.jax.track(step, level="step", action="record")
+    w = tracker(jnp.ones((4, 3)), jnp.ones(4))
+    tracker(w + jnp.arange(3.0) * 1e4, jnp.ones(4))
+    (event,) = tracker.events
+    assert event.cause.tag == "weight_written"
+    assert "its gradient was not seen" in event.cause.text

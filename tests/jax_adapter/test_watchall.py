@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import export
 
 import anynan
 from anynan._everywhere import Found, watch_everything
@@ -135,6 +136,16 @@ def test_the_outermost_function_sees_it_all(found):
     assert [event.operation.name for event in found.events] == ["log"]
     (line,) = found.lines()
     assert line.startswith("anynan: outer: 1 bad in 1 step")
+
+
+def test_the_program_of_a_function_is_the_users_own_and_can_be_exported(found):
+    inner = jax.jit(loss)
+    outer = jax.jit(jax.grad(lambda w, x: inner(w, x)))
+    exported = export.export(outer)(jnp.ones(3), BAD)
+    assert exported.serialize()
+    assert "callback" not in outer.lower(jnp.ones(3), BAD).as_text()
+    (line,) = [line for line in found.lines() if "compiled-ahead" in line]
+    assert "what you compile by <lambda>.lower(...).compile()" in line
 
 
 def test_it_works_under_the_programs_own_transformations(found):

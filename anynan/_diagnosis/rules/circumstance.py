@@ -258,6 +258,16 @@ def _written(s: Situation) -> str | None:
     return seen(found) + (f"; {gradient}" if gradient else "")
 
 
+def _written_wording(s: Situation) -> Wording | None:
+    if s.gradient is not None:
+        return None
+    return Wording(
+        "the weight was finite before this update and NaN after it, and its gradient was not seen: "
+        "it was probably bad already, or the optimizer divides by 0",
+        "look at what the step computes, and at the optimizer's eps",
+    )
+
+
 def _step_wording(s: Situation) -> Wording | None:
     if s.gradient is not None:
         return None
@@ -479,6 +489,7 @@ OPTIMIZER = (
         "weights set by hand), and at the optimizer's eps",
         phases=("optimizer",),
         sure=False,
+        wording=_written_wording,
     ),
     Rule(
         "optimizer_step_too_large",
