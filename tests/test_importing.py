@@ -1,6 +1,6 @@
 """What waits for a module is called once it is whole, whoever imports it and from where."""
 
-import importlib
+import importlib.util
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -68,3 +68,17 @@ def test_what_waits_for_an_import_under_way_can_be_taken_back() -> None:
     when_imported("waited_inner", inner)
     importlib.import_module("waited_outer")
     assert seen == []
+
+
+@pytest.mark.usefixtures("modules")
+def test_a_module_that_was_looked_for_or_failed_before_is_told_of(tmp_path: Path) -> None:
+    seen: list[object] = []
+    when_imported("waited_broken", lambda: seen.append("told"))
+    assert importlib.util.find_spec("waited_broken") is not None
+    with pytest.raises(OSError, match="no disk"):
+        importlib.import_module("waited_broken")
+    assert seen == []
+    (tmp_path / "waited_broken.py").write_text("made = 'this time'\n")
+    importlib.invalidate_caches()
+    importlib.import_module("waited_broken")
+    assert seen == ["told"]

@@ -64,6 +64,7 @@ class _Waiting(MetaPathFinder):
 
     def __init__(self, name: str, then: Callable[[], object]) -> None:
         self._name, self._then = name, then
+        self._asks = False
 
     def leave(self) -> None:
         if self in sys.meta_path:
@@ -72,15 +73,18 @@ class _Waiting(MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name != self._name:
+        if name != self._name or self._asks:
             return None
-        self.leave()  # the others find it, and this must not be asked again
         spec: ModuleSpec | None = None
         finders: list[Any] = [*sys.meta_path, PathFinder]
-        for finder in finders:
-            spec = finder.find_spec(name, path, target)
-            if spec is not None:
-                break
+        self._asks = True  # the others find it
+        try:
+            for finder in finders:
+                spec = finder.find_spec(name, path, target)
+                if spec is not None:
+                    break
+        finally:
+            self._asks = False
         loader: Any = None if spec is None else spec.loader
         if loader is not None and hasattr(loader, "exec_module"):
             run, then = loader.exec_module, self._then
@@ -91,6 +95,7 @@ class _Waiting(MetaPathFinder):
                 if own is not None:
                     loader.exec_module = own
                 run(module)
+                self.leave()  # only now: it may be looked for without being imported, or fail
                 then()
 
             loader.exec_module = exec_module
