@@ -12,6 +12,7 @@ import tensorflow as tf
 
 import anynan
 from tests.keras_adapter.models import line
+from tests.processes import python
 
 X = tf.ones((2, 3))
 
@@ -203,3 +204,42 @@ def test_a_program_as_it_is_is_told_with_its_line(tmp_path, name):
     else:
         assert f"program.py:{line(path, 'here')}" in done.stderr, done.stderr
         assert re.search(r"the program: \d bad in 3 steps", done.stderr), done.stderr
+
+
+REPLICAS = """\
+import numpy as np
+import tensorflow as tf
+
+(cpu,) = tf.config.list_physical_devices("CPU")
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+both = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+with both.scope():
+    w = tf.Variable(tf.ones((4, 1)))
+
+def one(x):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(tf.math.log(x @ w))
+    slope = tape.gradient(loss, w)
+    w.assign_sub(tf.distribute.get_replica_context().all_reduce("mean", slope))
+    return loss
+
+@tf.function
+def step(x):
+    return both.reduce("MEAN", both.run(one, args=(x,)), axis=None)
+
+rows = np.ones((32, 4), np.float32)
+rows[16:24] = 0
+for x in both.experimental_distribute_dataset(tf.data.Dataset.from_tensor_slices(rows).batch(8)):
+    step(x)
+print("to its end")
+"""
+
+
+@pytest.mark.tier(2)
+def test_a_loop_over_replicas_of_the_programs_own_runs_to_its_end(tmp_path):
+    script = tmp_path / "replicas.py"
+    script.write_text(REPLICAS)
+    ended = python("-m", "anynan", "run", script, cwd=tmp_path)
+    assert "to its end" in ended.stdout, ended.stderr
+    assert "replicas-full" in ended.stdout + ended.stderr
+    assert "1 bad in 4 steps" in ended.stdout + ended.stderr

@@ -154,7 +154,10 @@ class DeviceBuffers:
     def write(self, frame: Frame, *, backward: bool) -> Block | None:
         """Write what a frame collected into its graph; None if there is no room."""
         with self._lock:
-            buffer = self.held[replica()]
+            number = replica()
+            if number >= len(self.held):  # its weights did not tell that there are several
+                return None
+            buffer = self.held[number]
             block = buffer.open(frame.points, frame.order, backward=backward)
         if block is not None:
             with tf.name_scope(SCOPE):

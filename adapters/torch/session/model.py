@@ -6,6 +6,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from anynan._steps.tracked import Tracked
 from anynan.errors import AnomalyError
@@ -85,7 +86,7 @@ class ModelSession(Session):
             if module not in self._joined and self._over(state):
                 self.steps.close(state)
         if state.rows is None and is_compiler_loaded():
-            p = next(module.parameters(), None)
+            p = next((p for p in module.parameters() if not is_lazy(p)), None)
             state.weight = None if p is None else (weakref.ref(p), version(p))
         self.start_root(state, module, path, args, kwargs)
         if state.operations is not None:
