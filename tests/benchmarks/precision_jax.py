@@ -140,8 +140,9 @@ def pairs(case: str) -> Iterator[dict[str, Any]]:
     loop = PROGRAMS[case].build("")
     args = loop.start()
     step = functools.partial(lambda *given: loop.step(*given))
-    if real(step, args) is not None:
-        yield {"kind": case, "phase": "none", "why": "it breaks as it is"}
+    found = real(step, args)
+    if found is not None:
+        yield told(case, loop, args, found, "as it is")
         return
     for leaf in (0, 1, 3, 5):
         for factor in FACTORS:
@@ -150,14 +151,17 @@ def pairs(case: str) -> Iterator[dict[str, Any]]:
                 break
             found = real(step, given)
             if found is not None:
-                report = anynan.precision(loop.step, *given, plan=False)
-                said = "loop" if found[0] in LOOPS else verdict(report, found)
-                yield {
-                    "kind": case, "how": "cast", "phase": "first", "what": f"{leaf} * {factor:g}",
-                    "found": {"operator": found[0], "line": found[1]},
-                    "said": {"whole": said}, "notes": list(report.notes),
-                }  # fmt: skip
+                yield told(case, loop, given, found, f"{leaf} * {factor:g}")
                 break
+
+
+def told(case: str, loop: Any, given: Any, found: tuple[str, str], what: str) -> dict[str, Any]:
+    report = anynan.precision(loop.step, *given, plan=False)
+    said = "loop" if found[0] in LOOPS else verdict(report, found)
+    return {
+        "kind": case, "how": "cast", "phase": "first", "what": what, "said": {"whole": said},
+        "found": {"operator": found[0], "line": found[1]}, "notes": list(report.notes),
+    }  # fmt: skip
 
 
 def main() -> None:
