@@ -30,6 +30,7 @@ import anynan
 from anynan._apps.precision.precision import _Asking
 from anynan.torch.precision import Narrowed
 from anynan.torch.replay.names import canonical
+from tests.benchmarks.gpt import LARGE, training
 from tests.wild.suites import transformers as suite
 
 FACTORS = [4.0**k for k in range(1, 14)]
@@ -414,6 +415,38 @@ def exhaustive(kind: str) -> Iterator[dict[str, Any]]:
         break
 
 
+def cost() -> None:
+    """Print how many eager steps of the large GPT a report without a plan takes: it breaks, fits.
+
+    The step takes no update, which breaks in float16 whatever the weights are.
+    """
+    model, _ = training(LARGE)
+    tokens = torch.randint(0, LARGE.vocabulary, (LARGE.batch, LARGE.length))
+
+    def step() -> None:
+        logits = model(tokens).flatten(0, 1).float()
+        torch.nn.functional.cross_entropy(logits, tokens.flatten()).backward()
+
+    def least(run: Callable[[], object]) -> float:
+        run()
+        found = []
+        for _ in range(5):
+            started = time.perf_counter()
+            run()
+            found.append(time.perf_counter() - started)
+        return min(found)
+
+    for what, factor in (("breaks", 1e7), ("fits", 1.0)):
+        with torch.no_grad():
+            model.head.weight.mul_(factor)
+        eager = least(step)
+        report = anynan.precision(step, plan=False)
+        took = least(lambda: anynan.precision(step, plan=False))
+        print(f"{what}: {took / eager:.2f} eager steps ({report.sentence()[:60]})")
+        with torch.no_grad():
+            model.head.weight.div_(factor)
+
+
 PARTS = {
     "exhaustive": exhaustive,
     "forward": forward_pairs,
@@ -425,6 +458,9 @@ PARTS = {
 def main() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
+    if sys.argv[1:] == ["cost"]:
+        cost()
+        return
     part, name, *kinds = sys.argv[1:]
     path = Path(name)
     known = path.read_text().splitlines() if path.exists() else []
