@@ -5,6 +5,7 @@ import math
 import os
 import re
 import threading
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from operator import itemgetter
@@ -17,6 +18,7 @@ from anynan._diagnosis.rules.evidence import plural
 from anynan._runs.overview import CLEAN, READ, all_clear
 from anynan._runs.run import Run, of
 from anynan._steps.messages import LAYER_UNWATCHED
+from anynan._steps.record import program
 from anynan._steps.tracked import Handle, Tracked, inside
 from anynan.errors import reason
 from anynan.events import Event
@@ -175,6 +177,9 @@ class Found:
             clean += bool(seen.line and not seen.bad)
             if seen.line and (seen.bad or most is None or clean <= most):
                 told.append(seen.line.replace(CLEAN, clear, 1))
+        if most is not None:
+            same = Counter(told)
+            told = [f"{line}; {n} like this" if n > 1 else line for line, n in same.items()]
         if most is not None and clean > most:
             told.append(f"anynan: {clear} in {clean - most} more")
         with self._lock:
@@ -254,6 +259,7 @@ def watch_everything(options: Options, found: Found) -> Callable[[], None]:
         What undoes it, and ends what was begun.
     """
     undo: list[Callable[[], None]] = []
+    program[0] = Counter()
     folder = os.path.dirname(os.path.abspath(__file__))
 
     def begin(name: str) -> None:
@@ -272,6 +278,7 @@ def watch_everything(options: Options, found: Found) -> Callable[[], None]:
         while undo:
             undo.pop()()
         found.close()
+        program[0] = None
 
     return end
 

@@ -138,7 +138,14 @@ class Finder:
                 look(module, computes=_has_graph((args, kwargs)))
                 if notes is not None and (module in stateless or _is_free_keras(module)):
                     notes.put()  # as a loss: it is code like any
-                return call(module, *args, **kwargs)
+                out = call(module, *args, **kwargs)
+                if notes is not None:
+                    # A model's session sees to outputs with a gradient.
+                    mine = session_of(module) is not None
+                    for x in (*args, out):
+                        if type(x) is torch.Tensor and not (mine and x is out and x.requires_grad):
+                            notes.hold(x)
+                return out
             finally:
                 inside.call = False
                 if notes is not None:

@@ -12,6 +12,7 @@ from anynan._diagnosis.evidence import BadParameter
 from anynan._readings.readings import Reading
 from anynan._readings.step import Step
 from anynan._steps import messages
+from anynan._steps.inputs import BACK
 from anynan._steps.notes import Notes
 from anynan._steps.producers import Producer
 from anynan._steps.record import Record
@@ -21,6 +22,10 @@ from anynan.errors import reason
 from anynan.events import NON_FINITE, Event, Kind
 
 MAX_INPUTS = 100
+# Of what bad values that came from outside are said to be.
+_CAME = ("bad_input", "bad_label")
+# Of all that is tracked, what goes on with bad weights, in the order in which they went bad.
+_spoilt: "weakref.WeakKeyDictionary[Consequences, None]" = weakref.WeakKeyDictionary()
 
 
 class Consequences:
@@ -42,9 +47,12 @@ class Consequences:
         # What was seen to come of bad weights; None where all may.
         self._seen: set[tuple[Any, ...]] | None = None
         self._cleared = False  # whether a clean step came after them
+        # Another that is tracked, whose bad weights are why this one is bad.
+        self._because: Consequences | None = None
         # The one of these weights by which a later step sees that they still are bad.
         self._witness: BadParameter | None = None
         self._looked: weakref.ref[Step] | None = None  # the step in which it was found bad
+        self._back: int | None = None  # the last step that was given what it gave before
         # The last step that was bad, and the one whose event stands for it.
         self._bad: tuple[int, Step | None] = -1, None
         self._said = ""  # which of these faults was mentioned last
@@ -76,18 +84,23 @@ class Consequences:
 
     def _handed_back(self, step: Step, later: int) -> bool:
         """Tell whether a model was given what it gave itself in a step that was reported."""
+        last, first = self._bad
+        again = self._back == last == step.number - 1  # as it was the last time
         for item in step.pending_inputs:
-            producer: Producer | None = step.makers.get(item.reading.site.tensor)
-            if producer is not None and producer.itself and producer.step == self._bad[0]:
-                first = self._bad[1]
-                assert first is not None
-                said = f"the input of {producer.name} comes from its own step {first.failed.step}"
+            named: Producer | None = step.makers.get(item.reading.site.tensor)
+            producer = named or step.makers.get(BACK)
+            mine = producer is not None and producer.itself and producer.step == last
+            if first is not None and (again or mine):
+                self._back = step.number
+                said = f"the input of {self.name} comes from its own step {first.failed.step}"
                 self._count(step, first, 1 + later, f"{said}, which was reported")
                 return True
         return False
 
     def explain_event(self, step: Step, event: Event, key: tuple[Any, ...]) -> bool:
         """Tell whether an event is about a weight or a buffer that an earlier step corrupted."""
+        if event.phase == "input" and self._handed_back(step, event.spread.count):
+            return True
         first, earlier, name = self.corrupting, self.continued, event.parameter
         if first is not None and first is not step and event.phase in ("parameter", "optimizer"):
             same = not self._cleared or name == first.failed.parameter
@@ -122,6 +135,9 @@ class Consequences:
         """
         if step is not None and self._looked is not None and self._looked() is step:
             return False
+        if self._because is not None and self._because.is_corrupted():
+            return False
+        self._because = None
         try:
             if self._witness is None or not self._subject.adapter.is_bad(self._witness):
                 bad = self._weights.bad()
@@ -132,11 +148,31 @@ class Consequences:
             return False
         if self._witness is None:
             self.corrupting = None
+            _spoilt.pop(self, None)
         elif step is not None:
             self._looked = weakref.ref(step)
         return self._witness is None
 
+    def _elsewhere(self) -> "Consequences | None":
+        """Give another that goes on with bad weights; None if there is none."""
+        return next((x for x in list(_spoilt) if x is not self and x.goes_on_spoilt), None)
+
+    @property
+    def goes_on_spoilt(self) -> bool:
+        """Tell whether it is still tracked, with bad weights."""
+        return self._subject.watched_by is not None and self.is_corrupted()
+
+    @property
+    def name(self) -> str:
+        """Give the name of what is tracked."""
+        target = self._subject.target
+        return "it" if target is None else target.name
+
     def _since(self, first: Step) -> str:
+        other = self._because
+        if other is not None and other.corrupting is not None:
+            number = other.corrupting.failed.step
+            return f"{other.name} goes on with weights that have been bad since its step {number}"
         step = first.failed.step
         if self._seen is not None:
             return f"the weights have been bad since step {step}, which was reported and went on"
@@ -168,21 +204,42 @@ class Consequences:
     def _stops(self, step: Step) -> bool:
         return self._subject.action in ("raise", "skip") or step.skip
 
-    def begin(self, step: Step, event: Event) -> None:
-        """Remember a step that found weights bad, if the program goes on with them."""
+    def begin(self, step: Step, event: Event) -> Event:
+        """Remember a step that found weights bad, if the program goes on with them.
+
+        Returns:
+            The event; it says whose bad weights it may be because of.
+        """
+        tag = None if event.cause is None else event.cause.tag
+        came = event.operation is None or event.phase == "input" or tag in _CAME
+        other = self._elsewhere() if came and event.kind in NON_FINITE else None
+        if other is not None and other.corrupting is not None:
+            number = other.corrupting.failed.step
+            note = messages.MAY_FOLLOW(maker=other.name, step=number)
+            event = replace(event, notes=(*event.notes, note))
         found = event.phase in ("parameter", "optimizer") and event.kind in NON_FINITE
         goes_on = not self._stops(step) or self._subject.action == "skip"
-        if not (found and goes_on) or event.parameter in self._weights.bad_buffers():
-            return
-        self.corrupting, self._seen, self._cleared = step, set(), False
-        if event.order < len(step.lo) and event.rank == self._subject.adapter.rank():
-            reading = step.reading(event.order)
-            self._seen.add(reading.key(reading.kind))
+        if not goes_on or event.parameter in self._weights.bad_buffers():
+            return event
+        if found:
+            seen: set[tuple[Any, ...]] = set()
+            if event.order < len(step.lo) and event.rank == self._subject.adapter.rank():
+                reading = step.reading(event.order)
+                seen.add(reading.key(reading.kind))
+            self._spoil(step, seen)
+        elif other is not None:
+            self._spoil(step, None)
+            self._because = other
+        return event
+
+    def _spoil(self, step: Step, seen: set[tuple[Any, ...]] | None) -> None:
+        self.corrupting, self._seen, self._cleared, self._because = step, seen, False, None
+        _spoilt.setdefault(self)
 
     def applied(self, step: Step) -> None:
         """Note that a failed step's update was made all the same: what is bad later may be its."""
         if self.goes_on(step):
-            self.corrupting, self._seen, self._cleared = step, None, False
+            self._spoil(step, None)
 
     def settle(self, step: Step) -> None:
         """Note what an ended step leaves behind; look at the weights once after a clean one."""

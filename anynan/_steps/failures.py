@@ -52,8 +52,7 @@ class Failures:
         Raises:
             AnomalyError: As the tracker's action says.
         """
-        self._consequences.begin(step, event)
-        self._actions.fail(step, event)
+        self._actions.fail(step, self._consequences.begin(step, event))
 
     def refuse(self, event: Event, step: Step) -> None:
         """Act on an event that is about no single reading, as a jump of the gradients."""

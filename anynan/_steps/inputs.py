@@ -1,5 +1,6 @@
 """What a step is given bad: whether another watched model made it, and whether it did harm."""
 
+import math
 from typing import Any
 
 from anynan._diagnosis.investigation import BadInput
@@ -14,6 +15,8 @@ from anynan.events import NON_FINITE, Kind
 
 # Among the producers of what came in: of whatever of it, where its adapter knows that.
 ANYTHING = ""
+# What its own earlier output was made into.
+BACK = "(what it gave)"
 
 
 class Inputs:
@@ -45,6 +48,12 @@ class Inputs:
             name = "" if target is None else target.name
             own = not step.pending_inputs
             producers.note(self._subject, name, step.number, memory, own=own)
+
+    def handed(self, step: Step, name: str, value: Any) -> None:
+        """Find whether what went into what it was given left another bad, or itself."""
+        found = producers.producer(self._subject, value, math.inf)
+        if found is not None:
+            step.came_from(BACK if found.itself else name, found)
 
     def were_reported(self, step: Step, reading: Reading, kind: Kind) -> bool:
         """Tell whether a function was given what a reported step of another made bad."""

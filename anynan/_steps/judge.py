@@ -67,6 +67,7 @@ class Judge:
         self.rows, self.close_step = steps.rows, steps.close
         self.flag, self.review, self.release = triage.flag, triage.review, triage.release
         self.fail, self.accept = failures.fail, failures.accept
+        self.handed = inputs.handed
         self.unscaled, self.guard = self._loss_scale.unscaled, self.norms.judge
         self.say, self.remark = notes.say, notes.remark
         self.softly, self.carried_by = actions.softly, actions.carried_by

@@ -9,6 +9,11 @@ GIVEN_BY_ANOTHER = Message(
     "the input of {name} {comes} {maker}, which was reported: what goes bad because of it is "
     "not reported again",
 )
+MAY_FOLLOW = Message(
+    "may-follow",
+    "this may follow from step {step} of {maker}, which was reported, and whose weights are bad "
+    "since: mend that first; what else goes bad here is counted with this",
+)
 INPUT_COMPUTED = Message(
     "input-computed",
     "your code computed this input, last by {operation}, before it called {name}: {instead} names "

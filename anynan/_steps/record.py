@@ -7,17 +7,22 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from anynan._base.messages import slug_of
 from anynan._base.notices import warn
 from anynan._diagnosis.investigation import place
 from anynan._readings.step import Step
 from anynan._reports.logs import log
 from anynan._reports.report import render, render_line
+from anynan._steps.messages import MAY_FOLLOW
 from anynan._steps.subject import Subject
 from anynan.events import Event
 
 MAX_EVENTS = 10_000
 # Of the event that was told last in this process: what was tracked, and the fault that it is.
 _told: list[Any] = [None, None]
+# How often each fault was told in a program that is watched as a whole, by whichever tracker: its
+# models may be made anew in each step. None elsewhere.
+program: list[Counter[Any] | None] = [None]
 # Of one origin so many are reported in a row, then each tenth, hundredth and so on.
 REPORTED = 3
 # What is said where no second run showed the operation.
@@ -158,10 +163,12 @@ class Record:
         """
         times = first.times
         if first is event:
-            again = self._told_by_another(event)
-            text = render_line(event, which=True) if again else self.text(event)
+            again, times = self._told_by_another(event), _counted(event)
+            if not _is_told(times):
+                return
+            text = render_line(event, which=True) if again or times > 1 else self.text(event)
             warn(f"{text}\n\n  {note}" if note else text)
-        elif note or times <= REPORTED or set(str(times)[1:]) == {"0"}:
+        elif note or _is_told(times):
             named = event if event.operation is not None else replace(first, times=1)
             line = render_line(named, which=self._among_others)
             warn(f"{line}; {times} times since step {first.step}{note and '; '}{note}")
@@ -176,3 +183,23 @@ class Record:
         if other is None or other is self._subject or other.watched_by is None:
             return False
         return fault is not None and fault == before
+
+
+def _is_told(times: int) -> bool:
+    """Tell whether what happened so often is said once more."""
+    return times <= REPORTED or set(str(times)[1:]) == {"0"}
+
+
+def _counted(event: Event) -> int:
+    """Count a fault of a whole program with those of other trackers; 1 where none is like it."""
+    operation, cause = event.operation, event.cause
+    follows = any(slug_of(note) == MAY_FOLLOW.slug for note in event.notes)
+    counts = program[0]
+    if counts is None or not (follows or operation):
+        return 1
+    tag = None if cause is None else cause.tag
+    fault: tuple[Any, ...] = (event.phase, event.layer, event.parameter, tag)
+    if operation is not None:
+        fault = (*fault, operation.name, operation.source)
+    counts[fault] += 1
+    return counts[fault]

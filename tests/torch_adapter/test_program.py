@@ -79,14 +79,31 @@ def test_a_measure_that_is_bad_and_goes_nowhere_is_no_event(tmp_path: Path) -> N
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     for i in range(4):
         out = model(torch.ones(2, 4))
+        with torch.no_grad():
+            print((model(torch.ones(2, 4)) * torch.nan).mean().item())
         print(((out - out) / 0).mean().item())
         optimizer.zero_grad(); out.pow(2).mean().backward(); optimizer.step()
-    with torch.no_grad():
-        print((model(torch.ones(2, 4)) * torch.nan).mean().item())
+    print(torch.tensor(float("inf")).item())
     """
     status, out, said = run(tmp_path, program, "--fail")
-    assert (status, out.split()) == (0, ["nan"] * 5)
+    assert (status, out.split()) == (0, [*["nan"] * 8, "inf"])
     assert "1 bad in" not in said
+
+
+def test_a_validation_loss_that_is_bad_at_the_end_is_told_its_operation(tmp_path: Path) -> None:
+    program = """
+    import torch
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for i in range(5):
+        model(torch.ones(2, 4)).pow(2).mean().backward(); optimizer.step()
+        with torch.no_grad():
+            print(f"{torch.log(-model(torch.ones(2, 4)).pow(2).mean()):.2f}")
+    """
+    status, out, said = run(tmp_path, program, "--fail")
+    assert (status, out.split()) == (1, ["nan"] * 5)
+    assert "op log" in said
+    assert "[log_of_negative]" in said
 
 
 def test_an_exception_that_names_nan_is_told_its_operation(tmp_path: Path) -> None:

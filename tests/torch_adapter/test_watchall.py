@@ -141,7 +141,7 @@ def test_what_one_model_hands_another_is_no_batch(found: Found) -> None:
     found.close()
     assert [event.phase for event in found.events] == ["forward", "loss"]
     assert found.events[0].operation.name == "log"
-    assert found.events[1].cause.tag == "made_between_layers"
+    assert found.events[1].cause.tag == "made_by_another"
 
 
 def test_what_several_models_did_is_told_in_its_order(found: Found) -> None:

@@ -134,6 +134,10 @@ class Models:
                         found[id(p)] = names.get(id(p), f"param_groups[{i}][{j}]"), p
         return list(found.values())
 
+    def with_gradient(self) -> list[tuple[str, Any]]:
+        """List those that hold a gradient; PyTorch warns who asks one that was computed."""
+        return [(name, p) for name, p in self.parameters() if p.is_leaf and p.grad is not None]
+
     def buffers(self) -> list[tuple[str, torch.Tensor]]:
         """List the buffers by their full clean names."""
         return [

@@ -98,7 +98,7 @@ class Kept:
 
     def gradient(self, p: torch.Tensor) -> None:
         """Take a leaf's gradient away until the end: what the replay adds up is apart."""
-        if id(p) in self._gradients or is_transformed(p):  # a transform's own
+        if id(p) in self._gradients or is_transformed(p) or not p.is_leaf:  # a transform's own
             return
         self._gradients[id(p)] = p
         grad, data = p.grad, p.data

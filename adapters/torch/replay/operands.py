@@ -58,7 +58,7 @@ def named(arguments: dict[str, Any]) -> list[tuple[str, Any]]:
             # A divisor is often a count.
             if value.dtype.is_floating_point or value.dtype.is_complex or name == "other":
                 found.append((name, value))
-        elif isinstance(value, float | int) and not isinstance(value, bool):
+        elif isinstance(value, float | int):
             if name in ("self", "other", "exponent", "value") or not math.isfinite(value):
                 found.append((name, value))
         elif isinstance(value, list | tuple):

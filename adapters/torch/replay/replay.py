@@ -75,6 +75,13 @@ class Replays:
         self.tails = Tails(models.parameters)
         self.lock = threading.Lock()
 
+    def handed(self) -> list[tuple[str, torch.Tensor]]:
+        """Give what the last second run was handed that others computed, and forget it."""
+        refs = [*self.scene.handed, *self.tails.handed]
+        self.scene.handed.clear()
+        self.tails.handed.clear()
+        return [(name, x) for name, ref in refs if (x := ref()) is not None]
+
     def let_pass(self, state: State) -> None:
         """Wait while another thread runs a step again: both would write the same buffers."""
         if state.idle or task() != -1:
@@ -299,8 +306,7 @@ class Replays:
                     if seen.sinks and not together:
                         break
                 if remade is not None:
-                    weights = (p for _, p in self._models.parameters() if p.grad is not None)
-                    remade.update((id(p), p.grad) for p in weights)
+                    remade.update((id(p), p.grad) for _, p in self._models.with_gradient())
             finally:
                 interrupts.end()
                 kept.restore()
@@ -345,6 +351,7 @@ class Replays:
         interrupts: Interrupts, *, whole: bool, together: bool, ending: bool, handed: bool,
         runner: FixRunner | None,
     ) -> StorageRecorder:  # fmt: skip
+        self.scene.look_at(root)
         root = replace(root, args=cut(root.args), kwargs=cut(root.kwargs))
         root.random.restore()
         if kept.apart is not None:
@@ -403,7 +410,7 @@ class Replays:
         if not any(sink.phase == reading.phase for sink in seen.sinks):
             self.scene.gradients(watcher)
         if runner is not None:
-            grads = [p.grad for _, p in self._models.parameters() if p.grad is not None]
+            grads = [p.grad for _, p in self._models.with_gradient()]
             runner.gradient_norm = norm_of(grads)
         return seen
 

@@ -19,16 +19,22 @@ from anynan.torch.read.probes import local
 from anynan.torch.read.tensors import tensors
 from anynan.torch.replay.watcher import Watcher
 
+Handed = tuple[str, "weakref.ref[torch.Tensor]"]
+
 
 class Scene:
     """Show a watcher where it is in the program.
 
     Args:
         models: What is watched.
+
+    Attributes:
+        handed: What calls were handed that others computed, weakly, by name.
     """
 
     def __init__(self, models: Models) -> None:
         self._models = models
+        self.handed: list[Handed] = []
 
     def outside(self, root: RootCall) -> dict[int, tuple[External, str]]:
         """Name the storages that exist before the call: inputs, weights, buffers."""
@@ -42,14 +48,24 @@ class Scene:
         for name, x in self._models.inputs(root.fn, root.args, root.kwargs):
             key = _storage(x)
             if key is not None:
-                # What a part of the model gets from another was computed, nobody saw where;
-                # what a model gets inside a step may have been.
-                inner = self._models.fn is not None and root.fn is not self._models.fn
-                among = self._models.parts or self._models.handed
-                handed = inner or (among and x.grad_fn is not None)
-                kind: External = "handed" if handed else "input"
+                kind: External = "handed" if self._is_handed(root, x) else "input"
                 found.setdefault(key, (kind, name))
         return found
+
+    def _is_handed(self, root: RootCall, x: torch.Tensor) -> bool:
+        """Tell whether a call was given what the program computed.
+
+        What a part of the model gets from another was computed, nobody saw where; what a model gets
+        inside a step may have been.
+        """
+        inner = self._models.fn is not None and root.fn is not self._models.fn
+        among = self._models.parts or self._models.handed
+        return inner or (among and x.grad_fn is not None)
+
+    def look_at(self, root: RootCall) -> None:
+        """Remember what a call is handed, as it is before the second run gets it apart."""
+        given = self._models.inputs(root.fn, root.args, root.kwargs)
+        self.handed += [(name, weakref.ref(x)) for name, x in given if self._is_handed(root, x)]
 
     def storages(self, root: RootCall) -> list[StorageWeakRef]:
         """Refer to the storages of a call's inputs, without keeping them."""
@@ -61,9 +77,8 @@ class Scene:
     def gradients(self, watcher: Watcher) -> None:
         """Note the bad gradients that landed on weights."""
         try:
-            for name, p in self._models.parameters():
-                if p.grad is not None:
-                    watcher.check_sink("backward", name.rpartition(".")[0], name, p.grad)
+            for name, p in self._models.with_gradient():
+                watcher.check_sink("backward", name.rpartition(".")[0], name, p.grad)
         except StopReplay:
             pass
 

@@ -37,7 +37,7 @@ from anynan.torch.private import (
 )
 from anynan.torch.read.probes import nonfinite
 from anynan.torch.replay.fix_runner import FixRunner, norm_of
-from anynan.torch.replay.scene import arrived
+from anynan.torch.replay.scene import Handed, arrived
 from anynan.torch.replay.seams import Seam
 from anynan.torch.replay.watcher import Watcher
 
@@ -93,6 +93,7 @@ class Tail:
 
     Attributes:
         outside: What came from outside, each with its name, and what stands for it in this run.
+        handed: What of it is no weight, weakly: a model may have given it.
     """
 
     before: Noted
@@ -100,6 +101,7 @@ class Tail:
     named: Named
     remade: dict[int, torch.Tensor] = field(default_factory=dict)
     outside: list[tuple[str, torch.Tensor, torch.Tensor]] = field(default_factory=list)
+    handed: list[Handed] = field(default_factory=list)
     _made: dict[int, list[int]] = field(default_factory=dict)
     _steps: list[int] = field(default_factory=list)
 
@@ -177,15 +179,15 @@ class Tail:
                 args = [take(x) for x in note.args]
                 kwargs = {name: take(x) for name, x in (note.kwargs or {}).items()}
             except Lost:
-                for ref in note.out if isinstance(note.out, list) else [note.out]:
-                    x = None if ref is None else ref()
+                for ref in filter(None, note.out if isinstance(note.out, list) else [note.out]):
                     version = 0 if isinstance(note.out, list) else note.version
-                    if x is not None and writes(x) == version:
-                        values[id(ref), version] = self._stand(
-                            watcher, ref, x.detach(), grad=note.grad, lost=True
-                        )
-                    elif ref is not None:
+                    x = self._kept(ref, version)
+                    if x is None:
                         lost.add((id(ref), version))
+                        continue
+                    values[id(ref), version] = self._stand(
+                        watcher, ref, x.detach(), grad=note.grad, lost=True
+                    )
                 continue
             watcher.called = note.source()
             with _modes(note):
@@ -200,6 +202,14 @@ class Tail:
                 values[id(note.out), note.version] = out
         watcher.called = None
         return [value(ref, version) for ref, version in self.roots]
+
+    def _kept(self, ref: Any, version: int) -> torch.Tensor | None:
+        """Give what an operation gave, where that is still there as it was."""
+        held = self.before.held.get(id(ref))
+        if held is not None and held.version == version:
+            return held.value
+        x: torch.Tensor | None = ref()
+        return x if x is not None and writes(x) == version else None
 
     def _from_outside(
         self, watcher: TailWatcher, ref: Any, version: int, *, copied: bool
@@ -234,6 +244,8 @@ class Tail:
             stand.requires_grad_()
         known = None if real is None or lost else self.named(real)
         kind, name = known or ("handed" if grad else "unknown", "input")
+        if kind != "parameter":
+            self.handed.append(("input", weakref.ref(x)))
         if stand.layout is torch.strided and not stand.is_meta:
             watcher.recorder.outside.setdefault(storage_number(stand), (kind, name))
             if kind == "handed":
@@ -251,10 +263,14 @@ class Tails:
     Args:
         weights: Lists the weights by name.
         last: Only the last pass is meant.
+
+    Attributes:
+        handed: What came in, weakly, by name: another model may have given it.
     """
 
     def __init__(self, weights: Callable[[], list[tuple[str, Any]]], *, last: bool = False) -> None:
         self._weights, self._only_last = weights, last
+        self.handed: list[Handed] = []
         self._last: tuple[tuple[int, int, str], Pass, Extent] | None = None
 
     def replay(self, thread: int | None, reading: Reading, prior: Replay | None) -> Replay | None:
@@ -316,7 +332,7 @@ class Tails:
         notes = noted.of(thread)
         if notes is None or not reading.site.parameter or task() != -1:
             return None
-        weights = [(name, p) for name, p in self._weights() if p.grad is not None]
+        weights = [(name, p) for name, p in self._weights() if p.is_leaf and p.grad is not None]
         ended = {id(weakref.ref(p.grad)): remade[id(p)] for _, p in weights if id(p) in remade}
         mine = [p for name, p in weights if name == reading.site.parameter]
         # Of a large one that was written in place no copy is held: others were made alike.
@@ -343,6 +359,7 @@ class Tails:
         tail = Tail(found.noted(), found.roots, self._named, dict(remade or {}))
         gradients = found.gradients if extent == "gradients" else None
         replay = _again(tail, gradients, runner, prior, reading.phase)
+        self.handed += tail.handed
         if runner is None and replay is not None:
             if not any(x.phase == reading.phase for x in replay.sinks):
                 return None

@@ -121,10 +121,8 @@ class FunctionSession(Session):
             self.steps.open(state)
             self._before = None
             if not self.models.stepped and self.options.backward:
-                grads = ((p, p.grad) for _, p in self.models.parameters())
-                self._before = {
-                    id(p): (weakref.ref(g), version(g)) for p, g in grads if g is not None
-                }
+                grads = ((p, p.grad) for _, p in self.models.with_gradient())
+                self._before = {id(p): (weakref.ref(g), version(g)) for p, g in grads}
             self._follow_weights()
             self._written = self._writes() if self._by_hand else []
             root = self.start_root(state, fn, None, args, kwargs)
@@ -211,8 +209,8 @@ class FunctionSession(Session):
             return
         pairs = [
             (name, p)
-            for name, p in self.models.parameters()
-            if p.grad is not None and not _is_old(p.grad, before.get(id(p)))
+            for name, p in self.models.with_gradient()
+            if not _is_old(p.grad, before.get(id(p)))
         ]
         if not pairs:
             return

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from anynan._arrays.containers import shown
-from anynan._base.sources import is_library
+from anynan._base.sources import is_library, user_source
 from anynan._base.summary import Summary
 from anynan._diagnosis.evidence import BadParameter, ReplayError
 from anynan._diagnosis.lineage import Replay
@@ -44,8 +44,9 @@ from anynan.torch.weights.scalers import in_sight, in_use, scales
 from anynan.tracker import begin
 
 NAME = "the program"
-# So many numbers that are bad as they are read are looked into.
+# So many lines that read numbers which are bad are looked into.
 MOST = 3
+Suspect = tuple[Reading, torch.Tensor, Any]
 _NAMES = re.compile(r"\b(nan|inf|infinite|not finite|non-finite)\b", re.IGNORECASE)
 
 
@@ -199,8 +200,8 @@ class Watch:
     def __init__(self, options: Options, found: Found) -> None:
         self._options, self._found = options, found
         self._adapter: Program | None = None
-        self._suspect: tuple[Reading, torch.Tensor, Any] | None = None
-        self._looked = 0
+        self._suspect: Suspect | None = None
+        self._looked: dict[Any, Suspect | None] = {}
         self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
     def program(self) -> Program:
@@ -226,25 +227,29 @@ class Watch:
             self.program().ended(notes, found, out)
 
     def loss(self, notes: Notes, x: torch.Tensor) -> None:
-        """Take up what has a graph and is bad as the program looks at it: it may be a loss.
+        """Take up what is bad as the program looks at it: it may be a loss, or a measure.
 
         It is told as the program ends, unless a backward pass comes after it: then it was a
-        measure, or is told of that pass.
+        measure that did no harm, or is told of that pass. What is looked at in the same line again
+        is not looked into again.
 
         Args:
             notes: What was noted.
             x: The number, or what the program asked for NaN.
         """
-        if not x.requires_grad or x.grad_fn is None or _in_step():
+        graph = x.requires_grad and x.grad_fn is not None
+        if (x.numel() != 1 and not (graph and _holds_nan(x))) or _in_step():
+            return  # of many, some may be infinite on purpose
+        if not nonfinite(x) or self._found.bad():
             return
-        if x.numel() != 1 and not _holds_nan(x):  # of many, some may be infinite on purpose
-            return
-        if self._looked >= MOST or not nonfinite(x) or self._found.bad():
-            return
-        self._looked += 1
-        self._suspect = self._look(notes, x)
+        line = user_source()
+        where = None if line is None else (line.file, line.line)
+        if where not in self._looked and len(self._looked) < MOST:
+            found = self._look(notes, x)
+            self._looked[where] = found if graph or _computed(*found) else None
+        self._suspect = self._looked.get(where)
 
-    def _look(self, notes: Notes, x: torch.Tensor) -> tuple[Reading, torch.Tensor, Any]:
+    def _look(self, notes: Notes, x: torch.Tensor) -> Suspect:
         """Find out at once what led to it: it may be gone later."""
         program, found = self.program(), notes.begin(x)
         reading = program.reading(x)
@@ -303,6 +308,13 @@ class Watch:
     def _harm(self, name: str, summary: Summary) -> None:
         word = {"nan": "NaN", "posinf": "+Inf", "neginf": "-Inf"}[summary.kind or "nan"]
         self._found.harm(f"{name} holds {word} as the program ends")
+
+
+def _computed(reading: Reading, x: torch.Tensor, seen: Replay | None) -> bool:
+    """Tell whether a number without a graph was computed, and not there from the beginning."""
+    if seen is None or reading.kind == "nan":
+        return seen is not None
+    return seen.made and any(record.name != "constant" for record in seen.records)
 
 
 def _named_by(error: BaseException, refused: Any) -> torch.Tensor | None:

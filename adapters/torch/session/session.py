@@ -271,7 +271,13 @@ class Session(BaseAdapter):
         if self._gone:
             raise ReplayError(MODEL_GONE())
         self.ranks.replayed()
-        return self.replays.run(self.threads.owner(), reading)
+        state = self.threads.owner()
+        try:
+            return self.replays.run(state, reading)
+        finally:
+            for name, x in self.replays.handed():
+                if state.rows is not None:
+                    self.tracker.judge.handed(state.rows, name, x)
 
     def escalation(self) -> Escalation:
         """Watch every operation of the next steps."""

@@ -90,7 +90,7 @@ class Optimizers:
 
     def unheld(self) -> Held:
         """List the watched parameters that have a gradient."""
-        mine = [(name, p) for name, p in self._models.parameters() if p.grad is not None]
+        mine = self._models.with_gradient()
         sites = [gradient_site(self._monitor, name, p) for name, p in mine]
         return Held.of(len(mine), [p for _, p in mine], sites)
 

@@ -107,7 +107,7 @@ class Weights:
             buffer = name not in weights
             if not spoils(reading_kind(lo, hi), layer, buffer=buffer):
                 continue
-            gradient = getattr(x, "grad", None)
+            gradient = x.grad if x.is_leaf else None
             if gradient is not None and nonfinite(gradient):
                 gradient = None  # made by the bad weight, after the update
             if held is None:

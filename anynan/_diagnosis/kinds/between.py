@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from anynan._base.summary import Summary
 from anynan._diagnosis.investigation import Investigation
-from anynan._diagnosis.kinds import outside
+from anynan._diagnosis.kinds import inputs, outside
 from anynan._diagnosis.lineage import Root
 from anynan._diagnosis.rules.evidence import seen
 from anynan.events import NON_FINITE, Cause, Event
@@ -32,6 +32,8 @@ def is_root(case: Investigation) -> Root | None:
 def of_root(case: Investigation, root: Root) -> Event:
     """Report what a second run saw a layer take."""
     origin = case.lineage.origin
+    if root.label in case.rows.makers:
+        return inputs.made_by_another(case, origin, root.label, None)
     operands = () if origin is None else origin.operands
     summary = next((item.summary for item in operands if item.source == "handed"), None)
     layer = (case.reading.layer if origin is None else origin.layer) or ""

@@ -108,7 +108,7 @@ def event(case: Investigation, found: BadInput | Root | bool) -> Event:
         guilty = next((item for item in case.came_in if label in (None, item.name)), None)
     name = label if guilty is None else guilty.name
     if name in case.rows.makers:
-        return _made_by_another(case, origin, name, guilty)
+        return made_by_another(case, origin, name, guilty)
     layer, tensor, order, kind = None, label or "input", 0, case.kind
     summary: Summary | None = None
     rows: tuple[int, ...] = ()
@@ -127,7 +127,7 @@ def event(case: Investigation, found: BadInput | Root | bool) -> Event:
     return case.event(situation, order=order, spread=spread)
 
 
-def _made_by_another(
+def made_by_another(
     case: Investigation, origin: OpRecord | None, label: str, guilty: BadInput | None
 ) -> Event:
     """Report an input that another watched model made bad."""

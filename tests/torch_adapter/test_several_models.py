@@ -1,0 +1,148 @@
+"""Models that train beside each other under ``anynan run``: one fault is one report."""
+
+from pathlib import Path
+
+from tests.torch_adapter.forked import run
+
+ACTOR_CRITIC = """
+import copy, torch
+from torch import nn
+
+class Critic(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(5, 4), nn.Linear(4, 1)
+
+    def forward(self, s, a):
+        return self.b(torch.relu(self.a(torch.cat([s, a], 1))))
+
+    def first(self, s, a):
+        return self.b(torch.relu(self.a(torch.cat([s, a], 1))))
+
+actor, critic = nn.Linear(3, 2), Critic()
+actor_target, critic_target = copy.deepcopy(actor), copy.deepcopy(critic)
+actor_opt = torch.optim.Adam(actor.parameters())
+critic_opt = torch.optim.Adam(critic.parameters())
+memory = [torch.randn(3) for _ in range(8)]
+for step in range(20):
+    with torch.no_grad():
+        memory.append(memory[-1] + actor(memory[-1]).sum() / 10)
+    s = torch.stack([memory[i] for i in torch.randint(len(memory), (6,))])
+    with torch.no_grad():
+        target = critic_target(s, actor_target(s)) {target}
+    loss = (critic(s, actor(s).detach()) - target).pow(2).mean()
+    critic_opt.zero_grad(); loss.backward(); critic_opt.step()
+    loss = -critic.first(s, actor(s)).mean() {loss}
+    actor_opt.zero_grad(); loss.backward(); actor_opt.step()
+    for ours, theirs in [(actor, actor_target), (critic, critic_target)]:
+        for p, q in zip(ours.parameters(), theirs.parameters()):
+            q.data.copy_(0.1 * p.data + 0.9 * q.data)
+"""
+
+
+def reports(said: str) -> list[str]:
+    return said.partition("anynan: ")[0].split("AnynanWarning: ")[1:]
+
+
+def test_what_follows_in_other_models_says_so_and_is_not_told_step_by_step(tmp_path: Path) -> None:
+    program = ACTOR_CRITIC.replace("{target}", "- 9 if step < 5 else torch.tensor(-1.0).log()")
+    _, _, said = run(tmp_path, program.replace("{loss}", ""))
+    first, *others = reports(said)
+    assert "op log" in first
+    assert "may-follow" not in first
+    assert 1 <= len(others) <= 3
+    assert all("may-follow" in report for report in others)
+
+
+def test_the_loss_of_parts_that_are_called_by_themselves_names_its_operation(
+    tmp_path: Path,
+) -> None:
+    program = ACTOR_CRITIC.replace("{target}", "").replace("-critic", "torch.log(0 * critic")
+    _, _, said = run(tmp_path, program.replace("{loss}", ").mean()"))
+    assert "op log" in reports(said)[0]
+    assert "loss = torch.log(0 * critic.first(s, actor(s)).mean() ).mean()" in said
+
+
+ADVERSARIES = """
+import torch
+from torch import nn
+G, D = nn.Linear(4, 3), nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1), nn.Sigmoid())
+g, d = torch.optim.SGD(G.parameters(), lr=0.1), torch.optim.SGD(D.parameters(), lr={rate})
+for step in range(4):
+    z = torch.randn(8, 4) / (step != {zero})
+    fake = G(z)
+    loss = torch.log(1 - D(fake)).mean()
+    g.zero_grad(); loss.backward(); g.step()
+    loss = -torch.log(1 - D(fake.detach())).mean()
+    d.zero_grad(); loss.backward(); d.step()
+"""
+
+
+def test_what_one_model_hands_another_is_not_said_to_be_unwatched(tmp_path: Path) -> None:
+    _, _, said = run(tmp_path, ADVERSARIES.format(rate=0.1, zero=2))
+    first, second = reports(said)
+    assert "[divide_by_zero]" in first
+    assert "input is what Linear gave in its step 2" in second
+
+
+def test_a_loss_made_of_what_another_model_gave_says_so(tmp_path: Path) -> None:
+    _, _, said = run(tmp_path, ADVERSARIES.format(rate=1e25, zero=-1))
+    first, second, *_ = reports(said)
+    assert "model Sequential" in first
+    assert "input is what Sequential gave in its step 1" in second
+
+
+SAMPLER = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 8), nn.Linear(8, 3)
+
+    def forward(self, x, t):
+        return self.b(torch.tanh(self.a(x))) {inside}
+
+net, betas, sample = Net(), torch.linspace(-0.1, 0.3, 10), torch.randn(5, 3)
+for i in reversed(range(10)):
+    t = torch.from_numpy(__import__("numpy").full(5, i)).long()
+    with torch.no_grad():
+        noise = net(sample, t)
+    sample = sample - 0.1 * noise + {factor} * torch.randn_like(noise)
+"""
+
+
+def test_what_a_sampling_loop_makes_between_calls_names_its_operation(tmp_path: Path) -> None:
+    _, _, said = run(tmp_path, SAMPLER.format(inside="", factor="betas[t[0]] ** 0.5"))
+    first, *others = reports(said)
+    assert "[power_domain]" in first
+    assert all("[power_domain]" in other or "times since" in other for other in others)
+
+
+def test_what_a_model_makes_of_its_own_bad_output_is_no_bad_batch(tmp_path: Path) -> None:
+    inside = "+ torch.log(t - 3.5)[:, None]"
+    _, _, said = run(tmp_path, SAMPLER.format(inside=inside, factor="0.1"))
+    first, *others = reports(said)
+    assert "op log" in first
+    assert not others
+    assert "the input of Net comes from its own step" in said
+
+
+def test_a_model_that_is_made_anew_in_each_step_tells_a_fault_once(tmp_path: Path) -> None:
+    program = """
+    import torch
+    from torch.nn.utils import parametrize
+    weight = torch.ones(2, 3, requires_grad=True)
+    for step in range(60):
+        model = torch.nn.Linear(3, 2)
+        del model.weight
+        model.weight = weight * 1.0
+        model._parameters["weight"] = model.__dict__.pop("weight")
+        loss = (model(torch.ones(4, 3)) - 9).log().mean()
+        loss.backward()
+    """
+    _, _, said = run(tmp_path, program)
+    assert "op log" in said
+    assert "not a leaf" not in said
+    assert said.count("AnynanWarning") < 10
