@@ -170,16 +170,17 @@ class Found:
         harmed = harmed or bool(self.harms)
         clear = READ if harmed else CLEAN
         told, clean, all_ = [f"anynan: {harm}" for harm in self.harms], 0, self._all()
+        same: Counter[str] = Counter()  # of what was bad: a model may be made anew in each step
         if most is not None:  # what was there to the end is worth more than what was dropped
             all_.sort(key=lambda seen: seen.run is None)
         all_ = _major(all_)
         for seen in all_:
             clean += bool(seen.line and not seen.bad)
-            if seen.line and (seen.bad or most is None or clean <= most):
+            same[seen.line] += seen.bad and most is not None
+            first = same[seen.line] < 2
+            if first and seen.line and (seen.bad or most is None or clean <= most):
                 told.append(seen.line.replace(CLEAN, clear, 1))
-        if most is not None:
-            same = Counter(told)
-            told = [f"{line}; {n} like this" if n > 1 else line for line, n in same.items()]
+        told = [f"{x}; {same[x]} like this" if same[x] > 1 else x for x in told]
         if most is not None and clean > most:
             told.append(f"anynan: {clear} in {clean - most} more")
         with self._lock:
