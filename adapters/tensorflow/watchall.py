@@ -8,7 +8,9 @@ import tensorflow as tf
 
 from anynan._base.sources import is_anynans, is_library
 from anynan._everywhere import Found, spoiled
+from anynan._steps.messages import UNMEASURED
 from anynan._steps.tracked import Tracked
+from anynan.errors import reason
 from anynan.options import Options
 from anynan.tensorflow.graphs.operations import BACKWARD
 from anynan.tensorflow.read.frames import Frame
@@ -32,7 +34,7 @@ class Wide(Session):
     def __init__(self, tracker: Tracked) -> None:
         super().__init__(dict, None, tracker)
         self._trains: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
-        self._sessions = runs.watch(self._ran, self._free)
+        self._sessions = runs.watch(self._ran, self._free, self._not_run)
 
     def detach(self) -> None:
         """Put back also how sessions run."""
@@ -42,6 +44,10 @@ class Wide(Session):
     def _free(self) -> bool:
         """Tell whether what a session runs now is a step of the program's own."""
         return not (self.paused or self.state.depth or self.state.replaying or self.others())
+
+    def _not_run(self, error: Exception) -> None:
+        """Say that a run of a session is not watched."""
+        self.tracker.judge.say(UNMEASURED(what="a run of a session", error=reason(error)))
 
     def _ran(self, ran: runs.Ran, values: list[Any]) -> None:
         """Read what a run of a session gave, and judge it."""

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from anynan import _everywhere
 from anynan.options import Options
+from anynan.tensorflow.session import runs
 from anynan.tensorflow.watchall import watch_all
 from tests.keras_adapter.models import line
 
@@ -88,3 +89,15 @@ def test_a_run_that_only_writes_is_read_by_its_gradients() -> None:
     event = found.events[0]
     assert event.operation.name == "log"
     assert event.operation.source.line == line(__file__, "the logarithm")
+
+
+def test_a_run_that_cannot_be_watched_is_as_it_is_and_that_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuses(*_: object) -> None:
+        raise ValueError("a graph of another kind")
+
+    monkeypatch.setattr(runs, "Part", refuses)
+    out, found = ran([1.0])
+    assert np.isfinite(out).all()
+    assert any("a run of a session: ValueError a graph of another kind" in x for x in found.lines())

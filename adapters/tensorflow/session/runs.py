@@ -138,36 +138,57 @@ class Ran:
         )  # fmt: skip
 
 
-def watch(step: Callable[[Ran, list[Any]], object], free: Callable[[], bool]) -> Patches:
+def watch(
+    step: Callable[[Ran, list[Any]], object], free: Callable[[], bool],
+    failed: Callable[[Exception], object],
+) -> Patches:  # fmt: skip
     """Have each run of a session that gives or writes numbers with a fraction be a step.
 
     Args:
         step: Is told what ran, and the numbers that it gave, in the order of ``Ran.fetched``.
         free: Tells whether nobody else runs at this moment.
+        failed: Is told why a run is not watched.
 
     Returns:
         What was changed.
     """
     parts: weakref.WeakKeyDictionary[Any, dict[Any, Part]] = weakref.WeakKeyDictionary()
 
+    def begun(
+        real: Callable[..., Any], session: Any, fetches: Any, feeds: Any
+    ) -> tuple[Ran, list[int], int] | None:
+        """Give what is known of a run before it: itself, where its numbers are, of how many."""
+        asked = list(_asked(session.graph, fetches))
+        places = [i for i, x in enumerate(asked) if isinstance(x, tf.Tensor) and is_float(x)]
+        key = tuple(x.name for x in asked if x is not None)
+        known = parts.setdefault(session.graph, {})
+        if key not in known:
+            wanted = [getattr(x, "op", x) for x in asked if x is not None]
+            known[key] = Part(session.graph, wanted)
+        tensors = [asked[i] for i in places] or known[key].updates
+        return (
+            (Ran(real, session, tensors, feeds, known[key]), places, len(asked))
+            if tensors
+            else None
+        )
+
     def change(real: Callable[..., Any]) -> Callable[..., Any]:
         def run(self: Any, fetches: Any, feed_dict: Any = None, *args: Any, **kwargs: Any) -> Any:
-            asked = list(_asked(self.graph, fetches)) if free() else []
-            places = [i for i, x in enumerate(asked) if isinstance(x, tf.Tensor) and is_float(x)]
-            key = tuple(x.name for x in asked if x is not None)
-            known = parts.setdefault(self.graph, {})
-            if key not in known:
-                known[key] = Part(self.graph, [getattr(x, "op", x) for x in asked if x is not None])
-            tensors = [asked[i] for i in places] or known[key].updates
-            if not tensors:
+            try:
+                found = begun(real, self, fetches, feed_dict) if free() else None
+            except Exception as error:  # noqa: BLE001  the program's run is none of our affair
+                failed(error)
+                found = None
+            if found is None:
                 return real(self, fetches, feed_dict, *args, **kwargs)
-            ran = Ran(real, self, tensors, feed_dict, known[key])
+            ran, places, count = found
             if places:
                 out = real(self, fetches, feed_dict, *args, **kwargs)
                 values = tf.nest.flatten(out)
-                values = [values[i] for i in places] if len(values) == len(asked) else []
+                values = [values[i] for i in places] if len(values) == count else []
             else:  # what it only writes is read as well
-                out, values = real(self, (fetches, tensors), feed_dict, *args, **kwargs)
+                asked = fetches, [x for _, x in ran.fetched]
+                out, values = real(self, asked, feed_dict, *args, **kwargs)
             if values:
                 with eager_mode():
                     step(ran, values)
