@@ -183,11 +183,14 @@ class Found:
         told = [f"{x}; {same[x]} like this" if same[x] > 1 else x for x in told]
         if most is not None and clean > most:
             told.append(f"anynan: {clear} in {clean - most} more")
+        return told + self._notes_of(all_)
+
+    def _notes_of(self, all_: "list[_Seen]") -> list[str]:
         with self._lock:
             notes = list(self.notes)
         notes = list(dict.fromkeys([*notes, *(note for seen in all_ for note in seen.notes)]))
-        told += [f"  note      {note}" for note in notes]
-        return told + [f"  unwatched {what}" for what in self._unwatched]
+        unwatched = [f"  unwatched {what}" for what in self._unwatched]
+        return [f"  note      {note}" for note in notes] + unwatched
 
 
 class _Seen(NamedTuple):

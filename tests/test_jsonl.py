@@ -214,7 +214,7 @@ def test_a_killed_run_can_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert main(["report", str(path)]) == 0
     shown = capsys.readouterr().out
     assert "0 to 29 in the history, 4 layers" in shown
-    assert "the run was killed, or still goes on" in shown
+    assert "the run was killed, or is not over" in shown
 
 
 def demo(framework: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,9 +11,10 @@ from typing import Any
 from anynan._diagnosis.evidence import BadParameter
 from anynan._readings.readings import Reading
 from anynan._readings.step import Step
-from anynan._steps import messages
+from anynan._steps import messages, producers
 from anynan._steps.inputs import BACK
 from anynan._steps.notes import Notes
+from anynan._steps.opened import OpenSteps
 from anynan._steps.producers import Producer
 from anynan._steps.record import Record
 from anynan._steps.subject import Subject
@@ -25,7 +26,7 @@ MAX_INPUTS = 100
 # Of what bad values that came from outside are said to be.
 _CAME = ("bad_input", "bad_label")
 # Of all that is tracked, what goes on with bad weights, in the order in which they went bad.
-_spoilt: "weakref.WeakKeyDictionary[Consequences, None]" = weakref.WeakKeyDictionary()
+_spoilt: "weakref.WeakKeyDictionary[Consequences, int]" = weakref.WeakKeyDictionary()
 
 
 class Consequences:
@@ -38,9 +39,11 @@ class Consequences:
             found them so.
     """
 
-    def __init__(self, subject: Subject, record: Record, notes: Notes, weights: Weights) -> None:
+    def __init__(
+        self, subject: Subject, record: Record, notes: Notes, weights: Weights, steps: OpenSteps
+    ) -> None:
         self._subject, self._record, self._notes = subject, record, notes
-        self._weights = weights
+        self._weights, self._steps = weights, steps
         self.inputs: dict[Any, Step] = {}
         self.continued: Step | None = None
         self.corrupting: Step | None = None
@@ -135,7 +138,7 @@ class Consequences:
         """
         if step is not None and self._looked is not None and self._looked() is step:
             return False
-        if self._because is not None and self._because.is_corrupted():
+        if self._because is not None and self._ran(self._because):
             return False
         self._because = None
         try:
@@ -154,8 +157,12 @@ class Consequences:
         return self._witness is None
 
     def _elsewhere(self) -> "Consequences | None":
-        """Give another that goes on with bad weights; None if there is none."""
-        return next((x for x in list(_spoilt) if x is not self and x.goes_on_spoilt), None)
+        """Give another that went on with bad weights beside this; None if there is none."""
+        return next((x for x in list(_spoilt) if x is not self and self._ran(x)), None)
+
+    def _ran(self, other: "Consequences") -> bool:
+        """Tell whether another ran with bad weights since the last step of this one ended."""
+        return _spoilt.get(other, -1) >= self._steps.since and other.goes_on_spoilt
 
     @property
     def goes_on_spoilt(self) -> bool:
@@ -186,6 +193,8 @@ class Consequences:
         event: Event = first.failed
         count += event.spread.count
         step.follows, self._bad = True, (step.number, first)
+        if self in _spoilt:
+            _spoilt[self] = producers.turn()
         step.failed = first.failed = replace(event, spread=replace(event.spread, count=count))
         step.skip = step.skip or self._subject.action == "skip"
         self._record.replace(event, first.failed)
@@ -234,7 +243,7 @@ class Consequences:
 
     def _spoil(self, step: Step, seen: set[tuple[Any, ...]] | None) -> None:
         self.corrupting, self._seen, self._cleared, self._because = step, seen, False, None
-        _spoilt.setdefault(self)
+        _spoilt[self] = producers.turn()
 
     def applied(self, step: Step) -> None:
         """Note that a failed step's update was made all the same: what is bad later may be its."""

@@ -47,7 +47,7 @@ class Judge:
         suspects = self._suspects = Suspects(subject, record)
         actions = self.actions = Actions(subject, record)
         inputs = self._inputs = Inputs(subject, steps, suspects, notes)
-        following = self.consequences = Consequences(subject, record, notes, weights)
+        following = self.consequences = Consequences(subject, record, notes, weights, steps)
         escalator = self.escalator = Escalator(subject, actions, following, notes)
         investigator = self.investigator = Investigator(
             subject, monitor, record, suspects, inputs, weights, escalator

@@ -62,8 +62,13 @@ def note(subject: Subject, name: str, step: int, memory: Memory | None, *, own: 
         own: False if bad data had come in, which may be what it is.
     """
     thread = threading.get_ident()
-    _made.append(_Made(weakref.ref(subject), name, step, memory, own, thread, upcoming[0]))
+    _made.append(_Made(weakref.ref(subject), name, step, memory, own, thread, turn()))
+
+
+def turn() -> int:
+    """Number what happened to be bad, among all that is watched."""
     upcoming[0] += 1
+    return upcoming[0] - 1
 
 
 def producer(subject: Subject, value: Any, since: float) -> Producer | None:

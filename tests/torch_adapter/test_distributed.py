@@ -292,7 +292,7 @@ def test_a_rank_that_dies_leaves_none_of_the_others_hanging(folder: Path) -> Non
     assert (second["error"], second["stopped"]) == ("NonFiniteError", 2)
     assert "layer   fault\n  op      log" in second["message"]
     note = " ".join(second["message"].split())
-    assert "the other ranks could not be told: rank 2 is gone" in note
+    assert "the other ranks could not be informed: rank 2 is gone" in note
 
 
 def test_nor_does_the_one_that_holds_the_store(folder: Path) -> None:
@@ -336,7 +336,7 @@ def test_a_rank_that_is_alone_does_not_gather_weights_for_a_replay(two: Seen) ->
         assert (event["rank"], event["layer"], event["op"]) == (rank, "fault", None)
         (note,) = event["notes"]
         assert note.startswith("the model's weights are sharded over the ranks, and only this")
-        assert note.endswith("so it cannot be run again: the report names no operation")
+        assert "so it cannot be run again: the report names no operation" in note
 
 
 # What every kind of program holds.

@@ -54,6 +54,34 @@ def test_what_follows_in_other_models_says_so_and_is_not_told_step_by_step(tmp_p
     assert all("may-follow" in report for report in others)
 
 
+def test_faults_of_a_model_that_trains_after_a_spoilt_one_are_its_own(tmp_path: Path) -> None:
+    program = """
+import torch
+from torch import nn
+
+def train(model, faults, goes_on=False):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for i in range(8):
+        x = torch.randn(4, 3)
+        if faults.get(i) == "batch":
+            x[0, 0] = float("nan")
+        loss = model(x).square().mean()
+        if faults.get(i) == "loss":
+            loss = loss + torch.log(loss * 0)
+        optimizer.zero_grad()
+        loss.backward()
+        if i not in faults or goes_on:
+            optimizer.step()
+    return model
+
+first = train(nn.Linear(3, 1), {3: "batch"}, goes_on=True)
+second = train(nn.Sequential(nn.Linear(3, 1)), {2: "batch", 5: "loss"})
+"""
+    _, _, said = run(tmp_path, program)
+    assert "NaN came in with the batch of step 2" in said
+    assert any("op log" in report for report in reports(said))
+
+
 def test_the_loss_of_parts_that_are_called_by_themselves_names_its_operation(
     tmp_path: Path,
 ) -> None:
