@@ -38,8 +38,6 @@ SLOPES = {
     "flax.nnx": ("grad", "value_and_grad"),
     "equinox": ("filter_grad", "filter_value_and_grad"),
 }
-# What gives a compiled function's program.
-AHEAD = ("lower", "trace", "eval_shape")
 # So many bad calls of one function are looked into.
 LOOKS = 3
 # What holds numbers, and is no tracer.
@@ -327,17 +325,35 @@ class Watched:
         return self if instance is None else types.MethodType(self, instance)
 
     def __getattr__(self, name: str) -> Any:
-        """Give ``lower``, ``trace`` and whatever else a compiled function has."""
-        found = getattr(self.__dict__["_fn"], name)
-        if name not in AHEAD or not callable(found):
-            return found
+        """Give whatever else a compiled function has."""
+        return getattr(self.__dict__["_fn"], name)
+
+    # JAX knows a compiled function by these, and asks its class for them.
+
+    @property
+    def lower(self) -> Any:
+        """Give what lowers it."""
+        name = getattr(self, "__name__", "a function")
+        return self._ahead("lower", lambda: self._found.unwatched(COMPILED_AHEAD(name=name)))
+
+    @property
+    def trace(self) -> Any:
+        """Give what traces it."""
+        return self._ahead("trace", lambda: None)
+
+    @property
+    def eval_shape(self) -> Any:
+        """Give what tells the shapes that it gives."""
+        return self._ahead("eval_shape", lambda: None)
+
+    def _ahead(self, name: str, tell: Callable[[], None]) -> Any:
+        """Give what makes its program, which may be exported: it is the user's own."""
+        found = getattr(self._fn, name)
 
         @functools.wraps(found)
         def made(*args: Any, **kwargs: Any) -> Any:
-            if name == "lower":
-                called = getattr(self, "__name__", "a function")
-                self._found.unwatched(COMPILED_AHEAD(name=called))
-            with under_way():  # the program that they give may be exported: it is the user's own
+            tell()
+            with under_way():
                 return found(*args, **kwargs)
 
         return made
