@@ -172,8 +172,7 @@ class Consequences:
     @property
     def name(self) -> str:
         """Give the name of what is tracked."""
-        target = self._subject.target
-        return "it" if target is None else target.name
+        return self._subject.name
 
     def _since(self, first: Step) -> str:
         other = self._because

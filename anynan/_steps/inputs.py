@@ -57,15 +57,14 @@ class Inputs:
 
     def were_reported(self, step: Step, reading: Reading, kind: Kind) -> bool:
         """Tell whether a function was given what a reported step of another made bad."""
-        producer, target = step.makers.get(ANYTHING), self._subject.target
+        producer = step.makers.get(ANYTHING)
         if producer is None:
             return False
         comes = "comes from" if producer.certain else "is bad, and came after"
         self._suspects.note(reading, kind, None)
         if not self._mentioned:
             self._mentioned = True
-            name = "it" if target is None else target.name
-            made = f"step {producer.step} of {producer.name}"
+            name, made = self._subject.name, f"step {producer.step} of {producer.name}"
             self._notes.say(messages.GIVEN_BY_ANOTHER(name=name, comes=comes, maker=made))
         return True
 

@@ -56,6 +56,12 @@ class Subject:
         return self._target()
 
     @property
+    def name(self) -> str:
+        """Give the name of what is tracked, as a sentence takes it."""
+        target = self.target
+        return "it" if target is None else target.name
+
+    @property
     def adapter(self) -> Framework:
         """Give the adapter.
 

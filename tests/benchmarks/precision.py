@@ -303,16 +303,20 @@ def forward_pairs(kind: str) -> Iterator[dict[str, Any]]:
 
 def backward_pairs(kind: str) -> Iterator[dict[str, Any]]:
     for how in ("cast", "autocast"):
-        case = Case(kind)
-        for exponent in range(4, 40, 2):
-            case.factor = 2.0**exponent
-            found = judged(case, case.model, how)
-            if found is None or "forward" in found:
-                break
-            if "backward" in found:
-                name = f"loss * 2**{exponent}"
-                yield told(case, kind, how, "backward", name, found["backward"])
-                break
+        yield from loss_pair(Case(kind), kind, how, 4)
+
+
+def loss_pair(case: Case, kind: str, how: str, first: int) -> Iterator[dict[str, Any]]:
+    """Scale the loss until the backward pass breaks, and ask what does."""
+    for exponent in range(first, 40, 2):
+        case.factor = 2.0**exponent
+        found = judged(case, case.model, how)
+        if found is None or "forward" in found:
+            return
+        if "backward" in found:
+            name = f"loss * 2**{exponent}"
+            yield told(case, kind, how, "backward", name, found["backward"])
+            return
 
 
 def told(case: Case, kind: str, how: str, phase: str, what: str, found: Found) -> dict[str, Any]:

@@ -20,7 +20,7 @@ import torch
 from torch.nn import functional as F
 
 import tests.wild.torchvision_here  # noqa: F401 - before what imports torchvision
-from tests.benchmarks.precision import Case, judged, scaled, targets, told
+from tests.benchmarks.precision import Case, judged, loss_pair, scaled, targets, told
 
 EXAMPLES = "pytorch+examples"
 
@@ -245,16 +245,7 @@ def pairs(folder: Path, kind: str) -> Iterator[dict[str, Any]]:
             if held is not None:
                 what = f"{name} * {held[0]:g}"
                 yield told(case, kind, how, "forward", what, held[1]["forward"])
-        case = make()
-        for exponent in range(0, 40, 2):
-            case.factor = 2.0**exponent
-            found = judged(case, case.model, how)
-            if found is None or "forward" in found:
-                break
-            if "backward" in found:
-                what = f"loss * 2**{exponent}"
-                yield told(case, kind, how, "backward", what, found["backward"])
-                break
+        yield from loss_pair(make(), kind, how, 0)
 
 
 def main() -> None:

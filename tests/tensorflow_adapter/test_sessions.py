@@ -1,5 +1,7 @@
 """Sessions of TensorFlow 1 in a watched program: each run that gives numbers is a step."""
 
+import gc
+import weakref
 from typing import Any
 
 import numpy as np
@@ -101,3 +103,18 @@ def test_a_run_that_cannot_be_watched_is_as_it_is_and_that_is_said(
     out, found = ran([1.0])
     assert np.isfinite(out).all()
     assert any("a run of a session: ValueError a graph of another kind" in x for x in found.lines())
+
+
+def test_graphs_that_are_gone_are_not_kept() -> None:
+    found, options = _everywhere.Found(), Options(action="record")
+    end, graphs = watch_all(options, found), []
+    for _ in range(4):
+        with tf.Graph().as_default() as graph, v1.Session() as session:
+            x, y, loss, train = classify(resource=True)
+            session.run(v1.global_variables_initializer())
+            session.run([train, loss], {x: X, y: Y})
+            graphs.append(weakref.ref(graph))
+    del graph, session, x, y, loss, train
+    gc.collect()
+    assert sum(ref() is not None for ref in graphs) <= 1  # that of the last step
+    end()

@@ -22,7 +22,8 @@ WRITTEN = (
     "are not kept: the report names no operation"
 )
 _VARIABLES = ("Variable", "VariableV2", "VarHandleOp")
-_READING = ("Identity", "ReadVariableOp", "IsVariableInitialized", "VarIsInitializedOp")
+_TAKES = ("Identity", "ReadVariableOp")
+_ASKS = ("IsVariableInitialized", "VarIsInitializedOp")
 
 
 class Part:
@@ -47,9 +48,9 @@ class Part:
         self.updates: list[Any] = []
         for op in self._nodes:
             held = [x.op.name for x in op.inputs if x.op.type in _VARIABLES]
-            if held and op.type in _READING[:2]:
+            if held and op.type in _TAKES:
                 self.reads[op.outputs[0]] = held[0]
-            elif held and op.type not in _READING:
+            elif held and op.type not in _ASKS:
                 self.writes = True
                 if op.type in ("Assign", "AssignVariableOp"):  # it begins anew
                     continue
@@ -152,6 +153,7 @@ def watch(
     Returns:
         What was changed.
     """
+    # By session: a part holds its graph, and would hold itself by that.
     parts: weakref.WeakKeyDictionary[Any, dict[Any, Part]] = weakref.WeakKeyDictionary()
 
     def begun(
@@ -161,16 +163,14 @@ def watch(
         asked = list(_asked(session.graph, fetches))
         places = [i for i, x in enumerate(asked) if isinstance(x, tf.Tensor) and is_float(x)]
         key = tuple(x.name for x in asked if x is not None)
-        known = parts.setdefault(session.graph, {})
+        known = parts.setdefault(session, {})
         if key not in known:
             wanted = [getattr(x, "op", x) for x in asked if x is not None]
             known[key] = Part(session.graph, wanted)
         tensors = [asked[i] for i in places] or known[key].updates
-        return (
-            (Ran(real, session, tensors, feeds, known[key]), places, len(asked))
-            if tensors
-            else None
-        )
+        if not tensors:
+            return None
+        return Ran(real, session, tensors, feeds, known[key]), places, len(asked)
 
     def change(real: Callable[..., Any]) -> Callable[..., Any]:
         def run(self: Any, fetches: Any, feed_dict: Any = None, *args: Any, **kwargs: Any) -> Any:

@@ -177,16 +177,18 @@ def _array(holder: Holder) -> tuple[Holder, Any, int, Any]:
         return holder, x, 0, x.copy() if x.nbytes <= BYTES and x.dtype != object else None
     if not isinstance(x, torch.Tensor) or x.requires_grad:
         return holder, None, 0, None
-    small = x.numel() <= SMALL and x.device.type == "cpu" and type(x) is torch.Tensor
-    return holder, x, version(x), x.clone() if small and x.layout is torch.strided else None
+    return holder, x, version(x), x.clone() if _is_small(x) else None
+
+
+def _is_small(x: torch.Tensor) -> bool:
+    """Tell whether a copy of a tensor costs little."""
+    small = x.numel() <= SMALL and x.device.type == "cpu"
+    return small and type(x) is torch.Tensor and x.layout is torch.strided
 
 
 def _is_weight(x: Any) -> bool:
     """Tell whether it is a small weight in no module, which a step may update by hand."""
-    return (
-        type(x) is torch.Tensor and x.requires_grad and x.is_leaf and x.layout is torch.strided
-        and x.numel() <= SMALL and x.device.type == "cpu"
-    )  # fmt: skip
+    return isinstance(x, torch.Tensor) and x.requires_grad and x.is_leaf and _is_small(x)
 
 
 def _refill(x: Any, content: torch.Tensor) -> None:

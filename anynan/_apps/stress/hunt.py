@@ -196,8 +196,10 @@ class Hunt:
             for _ in range(steps):
                 self._program.call(*self._made([item.example for item in self.inputs]))
             self._steps, self._mode = steps or self._steps, (mode, modes[mode])
-            yield
-        self._steps, self._mode = before
+            try:
+                yield
+            finally:
+                self._steps, self._mode = before
 
     def _save(self, finding: Finding, folder: str) -> None:
         """Run a finding again, and have its tracker write a bundle."""
