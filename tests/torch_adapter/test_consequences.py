@@ -1,6 +1,7 @@
 """One fault is one event: what comes of it later, and the same again, is counted there."""
 
 import math
+import warnings
 from typing import Any
 
 import pytest
@@ -231,3 +232,30 @@ def test_a_batch_that_reaches_scaled_gradients_is_named_although_the_update_is_s
     with pytest.raises(NonFiniteError) as caught, anynan.torch.track(step) as tracked:
         tracked(torch.tensor([[1.0, math.nan]]))
     assert (caught.value.event.phase, caught.value.event.tensor) == ("input", "x")
+
+
+@pytest.mark.parametrize("calls", [1, 2])
+@pytest.mark.parametrize("action", ["warn", "skip"])
+def test_an_update_that_comes_after_the_call_belongs_to_its_fault(action: Any, calls: int) -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+    optimizer = torch.optim.Adam(model.parameters())
+
+    @anynan.torch.track(action=action)
+    def step(x: torch.Tensor, *, fault: bool) -> None:
+        y = model(x)
+        root = torch.sqrt(y * 0).sum() if fault else 0.0  # finite, but not its gradient
+        (y.square().mean() + root).backward()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for i in range(8):
+            step(torch.randn(4, 3), fault=i == 4)
+            if i % calls == calls - 1:
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+                optimizer.zero_grad()
+    (event,) = step.events
+    assert (event.step, event.operation.name) == (4, "sqrt")
+    spoilt = not all(p.isfinite().all() for p in model.parameters())
+    assert spoilt == (action == "warn")
+    assert ("since the update of step 4" in step.report()) == spoilt

@@ -117,6 +117,8 @@ class FunctionSession(Session):
     ) -> Any:  # fmt: skip
         try:
             state.depth = 1
+            if state.updated:
+                self.updates.failed = None
             state.updated = False  # an update since the last step is none of this one's
             self.steps.open(state)
             self._before = None
@@ -205,6 +207,8 @@ class FunctionSession(Session):
             return
         if self.models.stepped or in_use(state.scales):  # what is scaled may overflow
             return
+        if self.updates.failed is not None:  # what they are added to is bad, and was told
+            return
         if self._by_hand and state.operations is None:  # they were read as they came
             return
         pairs = [
@@ -233,7 +237,10 @@ class FunctionSession(Session):
             state.updated = state.updated or (by_hand and self._written != self._writes())
             ran = any(site.phase == "forward" and site.layer is not None for site in rows.sites)
             self.updates.ran_before = ran or self.updates.ran_before
+            trained = state.saw_backward
             self.steps.close(state)
+            if trained and rows.failed is not None:
+                self.updates.failed = self.updates.failed or rows
             if by_hand and rows.failed is not None:
                 self.tracker.judge.applied_bad_update(rows)
 

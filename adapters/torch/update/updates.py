@@ -43,6 +43,7 @@ class Updates:
 
     Attributes:
         ran_before: Whether layers were read in a step that ended before its update.
+        failed: The first step that failed and ended since the last update, which is of it, too.
         called_past: Called where parts of a model were called past it.
     """
 
@@ -54,6 +55,7 @@ class Updates:
         self.gradients = Gradients(steps)
         self.moves = Moves(steps.options.updates)
         self.ran_before = False
+        self.failed: Step | None = None
         self._since = 1000  # updates since layers were read
 
     @whole
@@ -104,13 +106,17 @@ class Updates:
             # One that hands its check to a fused optimizer leaves the unscaling to it, too.
             scale = getattr(optimizer, "grad_scale", None)
             rows.update_goes_on(made=getattr(optimizer, "found_inf", None) is None)
-        self.gradients.read(state, rows, held, gradients, scale)
+        failed = None if ran or state.depth else self.failed
+        if failed is not None:
+            self.tracker.judge.applied_bad_update(failed)
+        else:
+            self.gradients.read(state, rows, held, gradients, scale)
         # Where no scaler steps this optimizer, none skips the update.
         if rows.pending is not None and scaler is None and not scaled(optimizer):
             self.fail(state, rows)
         if self.steps.ranks.joined:
             self.agree(state, rows)
-        if rows.skip:
+        if rows.skip or (failed is not None and failed.skip):
             for group in optimizer.param_groups:
                 for p in group["params"]:
                     p.grad = None
