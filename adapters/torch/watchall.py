@@ -34,7 +34,7 @@ from anynan.torch.session.model import ModelSession
 from anynan.torch.session.program import Watch
 from anynan.torch.session.session import session_of
 from anynan.torch.tracking import start
-from anynan.torch.update.updates import watching
+from anynan.torch.update.updates import Updates, watching
 
 # Trainers that own the step: module, the method that trains, and the door to them.
 TRAINERS = (
@@ -120,6 +120,7 @@ class Finder:
     def __init__(self, options: Options, found: Found) -> None:
         self._options, self._found = options, found
         self._known: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self._past: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self._stateless: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self._held: deque[torch.nn.Module] = deque(maxlen=HELD)
         self._last = weakref.ref[torch.nn.Module](torch.nn.Module())  # the model that ran last
@@ -204,8 +205,8 @@ class Finder:
             return
         try:
             if module in self._known or self._is_others(module):
-                if module is not self._last() and session_of(module) and not _is_bare(module):
-                    self._last = weakref.ref(module)
+                if module is not self._last() and module not in self._past:
+                    self._again(module)
                 return
             heir = self._heir(module)
             if heir is not None:
@@ -243,6 +244,19 @@ class Finder:
         except Exception as error:  # noqa: BLE001  it is not watched then, and that is said
             self._found.fail(f"a {type(module).__name__}", error)
 
+    def _again(self, module: torch.nn.Module) -> None:
+        """Note which model runs; a part of one is called past it, as by a method that samples."""
+        mine = session_of(module) is not None
+        if not mine:
+            self._past.add(module)
+        if _is_bare(module):
+            return
+        if mine:
+            self._last = weakref.ref(module)
+            return
+        for each in _watchers(module):
+            each.called_past()
+
     def _heir(self, module: torch.nn.Module) -> ModelSession | None:
         """Give the session of a wrapper that is gone, if this is the same one made anew.
 
@@ -269,7 +283,7 @@ class Finder:
         """Tell whether it is watched already, or is somebody else's affair."""
         if isinstance(module, (torch.fx.GraphModule, torch.jit.ScriptModule)):
             return True
-        return _is_keras(module) or _is_watched(module)
+        return _is_keras(module) or bool(_watchers(module))
 
 
 def _is_keras(module: torch.nn.Module) -> bool:
@@ -277,14 +291,18 @@ def _is_keras(module: torch.nn.Module) -> bool:
     return keras is not None and isinstance(module, getattr(keras, "Layer", ()))
 
 
-def _is_watched(module: torch.nn.Module) -> bool:
-    models = (model for each in watching() for _, model in each.models.living())
-    return any(part is module for model in models for part in model.modules())
+def _watchers(module: torch.nn.Module) -> list[Updates]:
+    """List what watches a module, by itself or within a model."""
+    return [
+        each
+        for each in watching()
+        if any(part is module for _, model in each.models.living() for part in model.modules())
+    ]
 
 
 def _is_free_keras(module: torch.nn.Module) -> bool:
     """Tell whether it is a layer of Keras's that nobody trains or tracks through Keras."""
-    return _is_keras(module) and not _is_watched(module)
+    return _is_keras(module) and not _watchers(module)
 
 
 @between_graphs

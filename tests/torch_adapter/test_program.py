@@ -393,3 +393,96 @@ def test_a_warning_of_pytorchs_own_names_the_line_that_it_names_without_us(
 
     assert told() == told("-m", "anynan", "run")
     assert len(told()) == 1
+
+
+SAMPLED = """
+import torch
+torch.manual_seed(0)
+class Denoiser(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh())
+    def forward(self, x):
+        return (self.inner(x) - x).square().mean()
+    @torch.no_grad()
+    def sample(self):
+        x = torch.randn(3, 4)
+        for _ in range(4):
+            x = (x - self.inner(x)).{made}
+        return x
+model = Denoiser()
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+for epoch in range(2):
+    for _ in range(2):
+        loss = model(torch.randn(3, 4))
+        optimizer.zero_grad(); loss.backward(); optimizer.step()
+    print(float(model.sample().sum()))
+"""
+
+
+def test_a_part_that_a_method_calls_past_its_trained_model_is_watched(tmp_path: Path) -> None:
+    status, _, said = run(tmp_path, SAMPLED.format(made="log()"), "--fail")
+    assert status == 1
+    assert "op log" in said
+    assert "x = (x - self.inner(x)).log()" in said
+    assert run(tmp_path, SAMPLED.format(made="mul(1)"), "--fail")[0] == 0
+
+
+BUFFER = """
+import torch
+torch.manual_seed(0)
+class Schedule(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 3)
+        alpha = torch.cumprod(torch.linspace(0.999, 0.9, 3), 0)
+        self.register_buffer("scale", torch.sqrt(0.99 - alpha))
+    def forward(self, x):
+        return (self.layer(x) * self.scale).mean()
+model = Schedule()
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+for _ in range(3):
+    loss = model(torch.randn(3, 4))
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+"""
+
+
+def test_a_buffer_that_the_program_computed_bad_names_its_operation(tmp_path: Path) -> None:
+    status, _, said = run(tmp_path, BUFFER, "--fail")
+    assert status == 1
+    assert "op sqrt" in said
+    assert 'self.register_buffer("scale", torch.sqrt(0.99 - alpha))' in said
+    assert "nothing in this run" not in said
+
+
+WRITTEN = """
+import torch
+torch.manual_seed(0)
+net = lambda: torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
+model, target = net(), net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for i in range(3):
+    with torch.no_grad():
+        wanted = target(torch.ones(8, 4))
+    loss = (model(torch.randn(8, 4)) - wanted).square().mean()
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+    for p, q in zip(model.parameters(), target.parameters()):
+        {write}
+"""
+WRITERS = [
+    ("with torch.no_grad(): p.div_(p.norm() - p.norm())", "divide"),
+    ("p.data.clamp_(-0.1, 0.1).div_(p.data.norm() * 0)", "divide"),
+    ("q.data.copy_(q.data * 0.9 + p.data / (i - 1 and 10))", "divide"),
+    ("q.data.copy_(q.data * 0.9 + p.data.sub(9).log())", "log"),
+]
+
+
+@pytest.mark.parametrize(("write", "name"), WRITERS)
+def test_what_the_program_writes_into_weights_by_hand_is_not_put_to_the_optimizer(
+    tmp_path: Path, write: str, name: str
+) -> None:
+    status, _, said = run(tmp_path, WRITTEN.format(write=write), "--fail")
+    assert status == 1
+    assert f"op {name}" in said
+    assert write[:60] in said
+    assert "by the optimizer" not in said

@@ -139,6 +139,7 @@ class Replays:
         self.tails.forget()
         if reading.phase == "forward" and not state.in_step and not result.made:
             given = [x for ref, _ in roots[0].versions if (x := ref()) is not None]
+            given += self._used(result)
             found = self.tails.before(state.thread.ident, reading, given)
             if found is not None:
                 return found
@@ -147,6 +148,16 @@ class Replays:
             found = self.again(state, reading, beyond, handed=True)
             result = found if found.sinks else result
         return result
+
+    def _used(self, result: Replay) -> list[torch.Tensor]:
+        """List the weights and buffers that bad values came from, small ones first.
+
+        The program may have computed a buffer, or written to a weight by hand. Of small ones that
+        were written to copies are held.
+        """
+        used = {operand.label for record in result.records for operand in record.operands}
+        named = [*self._models.parameters(), *self._models.buffers()]
+        return sorted((x for name, x in named if name in used), key=torch.numel)
 
     def _beyond(self, state: State, reading: Reading) -> list[RootCall]:
         """List the parts' calls into which no bad gradient came, for a bad one."""

@@ -27,6 +27,7 @@ from anynan.torch.call import noted
 from anynan.torch.call.noted import Note, Noted, Pass
 from anynan.torch.call.randomstate import RandomState
 from anynan.torch.private import (
+    data_of,
     give_saved_tensors_hooks,
     is_transformed,
     storage_number,
@@ -103,6 +104,7 @@ class Tail:
     outside: list[tuple[str, torch.Tensor, torch.Tensor]] = field(default_factory=list)
     handed: list[Handed] = field(default_factory=list)
     _made: dict[int, list[int]] = field(default_factory=dict)
+    _beside: dict[int, list[int]] = field(default_factory=dict)
     _steps: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -110,6 +112,7 @@ class Tail:
         for i, note in enumerate(self.before.operations):
             for ref in note.out if isinstance(note.out, list) else [note.out]:
                 made.setdefault(id(ref), []).append(i)
+        self._note_data()
         needed: set[int] = set()
         todo = [
             self._maker(ref, version, len(self.before.operations)) for ref, version in self.roots
@@ -121,6 +124,37 @@ class Tail:
                 operands = _operands(self.before.operations[at])
                 todo += [self._maker(ref, version, at) for ref, version in operands]
         self._steps = sorted(needed)
+
+    def _note_data(self) -> None:
+        """Find what was written to tensors through their ``data``, and take that for them."""
+        self.roots = [*self.roots]  # the pass goes on with its own
+        owners: dict[int, int] = {}
+        for i, note in enumerate(self.before.operations):
+            if note.func == data_of:
+                owners[id(note.out)] = id(note.args[0])
+            elif id(note.out) in owners and note.in_place:
+                self._beside.setdefault(owners[id(note.out)], []).append(i)
+        for k, (ref, version) in enumerate(self.roots):
+            last = self._beside.get(id(ref), [-1])[-1]
+            if last > (self._maker(ref, version, len(self.before.operations)) or 0):
+                note = self.before.operations[last]
+                self.roots[k] = note.out, note.version
+
+    def _data(self, i: int, watcher: TailWatcher) -> torch.Tensor | None:
+        """Give what stands for the ``data`` of a tensor that was written to since; None for others.
+
+        Raises:
+            Lost: If no copy is held.
+        """
+        note = self.before.operations[i]
+        written = self._beside.get(id(note.args[0]), ()) if note.func == data_of else ()
+        since = next((j for j in written if j > i), None)
+        if since is None:
+            return None
+        copy = self.before.operations[since].copy
+        if copy is None:
+            raise Lost
+        return self._stand(watcher, note.out, copy, grad=False, copied=True)
 
     @property
     def empty(self) -> bool:
@@ -178,6 +212,7 @@ class Tail:
                 take = functools.partial(_filled, lambda ref: value(ref, next(versions)))  # noqa: B023
                 args = [take(x) for x in note.args]
                 kwargs = {name: take(x) for name, x in (note.kwargs or {}).items()}
+                data = self._data(i, watcher)
             except Lost:
                 for ref in filter(None, note.out if isinstance(note.out, list) else [note.out]):
                     version = 0 if isinstance(note.out, list) else note.version
@@ -191,7 +226,7 @@ class Tail:
                 continue
             watcher.called = note.source()
             with _modes(note):
-                out = note.func(*args, **kwargs)
+                out = note.func(*args, **kwargs) if data is None else data
             if note.in_place:
                 values[id(note.out), note.version] = args[0]
             elif isinstance(note.out, list):

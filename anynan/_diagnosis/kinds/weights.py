@@ -185,8 +185,11 @@ def _infinite(case: Investigation) -> str | None:
 
     Its values may have become finite ones, as a sigmoid of -Inf is 0, and these an Inf again.
     """
-    if case.lineage.origin is None or any(step >= case.reading.step for step in case.updates):
+    origin = case.lineage.origin
+    if origin is None or any(step >= case.reading.step for step in case.updates):
         return None
+    if origin.layer is None and case.reading.phase == "forward" and case.of_model:
+        return None  # it ran before the model did, and may have written the weight
     for item in case.evidence.weights():
         x = item.summary
         aside = item.buffer or item.optimizer or not item.held or item.name in case.meant
