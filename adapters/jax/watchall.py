@@ -21,11 +21,11 @@ from anynan._everywhere import Found
 from anynan._steps.judge import Judge
 from anynan._steps.messages import GIVEN_BY_ANOTHER
 from anynan._steps.tracked import inside
-from anynan.errors import AnomalyError
 from anynan.jax.messages import CHECKED_BY_PROGRAM, COMPILED_AHEAD, EAGER_CALLS
 from anynan.jax.program import signature
 from anynan.jax.program.trace import staged, traced, tracing, under_way
 from anynan.jax.read import probes
+from anynan.jax.session.raising import ended
 from anynan.jax.session.session import Session
 from anynan.jax.tracking import start
 from anynan.options import Options
@@ -310,10 +310,8 @@ class Watched:
             return self._fn(*args, **kwargs)
         try:
             return tracker(*args, **kwargs)
-        except (AnomalyError, jax.errors.JaxRuntimeError):
-            raise
         except Exception as error:
-            if any(map(_is_gone, tree_util.tree_leaves((args, kwargs)))):
+            if ended(error) or any(map(_is_gone, tree_util.tree_leaves((args, kwargs)))):
                 raise
             failed = error
         out = self._fn(*args, **kwargs)
@@ -409,10 +407,10 @@ class Eager(Watched):
             out = self._fn(*args, **kwargs)
         try:
             self._seen(out, given, args, kwargs)
-        except (AnomalyError, jax.errors.JaxRuntimeError):
-            raise
-        except Exception as error:  # noqa: BLE001  it has run: what we make of it is our affair
-            self._leave(error)
+        except Exception as error:
+            if ended(error):
+                raise
+            self._leave(error)  # it has run: what we make of it is our affair
         if self._slope is None:
             return out
         return (out[1], out[0][1]) if self._aux else out[1]
@@ -439,10 +437,10 @@ class Eager(Watched):
         elif told < LOOKS:
             try:
                 session.again(self._fn, args, kwargs)
-            except (AnomalyError, jax.errors.JaxRuntimeError):
-                raise
-            except Exception as error:  # noqa: BLE001  such as numbers that a trace has not
-                self._found.fail(tracker.name, error)
+            except Exception as error:
+                if ended(error):
+                    raise
+                self._found.fail(tracker.name, error)  # such as numbers that a trace has not
             session.settlement.remember(
                 [x for x in tree_util.tree_leaves(out) if isinstance(x, jax.Array)], step
             )

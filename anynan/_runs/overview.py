@@ -194,7 +194,8 @@ def _verdict(run: Record, best: "dict[str, Reading]") -> str:
         return printed(f"anynan: {run.name}: nothing was read yet", LINE)
     bad, count = run.counts["bad"], max(run.step, max(last) + 1)
     suspects = [e for e in run.events if e.severity == "suspect" and not e.expected and _tells(e)]
-    text = f"{group(bad)} bad" if bad else READ if run.harms else CLEAN
+    unread = run.harms or not run.history.last()
+    text = f"{group(bad)} bad" if bad else READ if unread else CLEAN
     if suspects and not bad:  # no all-clear
         text = f"0 bad, {len(suspects)} suspect"
     text += (

@@ -19,6 +19,11 @@ INPUT_COMPUTED = Message(
     "your code computed this input, last by {operation}, before it called {name}: {instead} names "
     "the operation that made it bad",
 )
+MAY_HAVE_RAISED = Message(
+    "may-have-raised",
+    "the exception that ended this step may be because of it: what it was raised over is finite, "
+    "but this NaN may have decided what that was",
+)
 PATIENCE = Message(
     "patience",
     "skipped {n} of {most} bad steps in a row that Advanced(patience={most}) allows",

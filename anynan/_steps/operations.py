@@ -110,7 +110,10 @@ class Operations:
             seen = look()
         except Exception:  # noqa: BLE001  the program's own exception is the news
             return False
-        if seen is None or not seen.sinks or not same_end(error, seen.raised):
+        if seen is None or not same_end(error, seen.raised):
+            return False
+        if not seen.sinks:
+            self._hint(step, seen)
             return False
         last = step.reading(step.last) if step.lo else None
         ends = self._subject.options.level == "step"
@@ -127,6 +130,14 @@ class Operations:
         label = f"the {type(error).__name__} that the program raised"
         self._surface(step, replace(lineage.sink, label=label), seen)
         return step.failed is not None
+
+    def _hint(self, step: Step, seen: Replay) -> None:
+        """Note the first NaN of a step that an exception ended: it may be because of that."""
+        for record in trace(seen.records, []).contained:
+            made = record.output is not None and record.output.nan and record.name not in PLACING
+            if made and not record.expected:
+                self.note(step, record, messages.MAY_HAVE_RAISED())
+                return
 
     def _surface(self, step: Step, sink: Sink, seen: Replay) -> None:
         """Judge a place of harm that only a watcher of operations saw."""

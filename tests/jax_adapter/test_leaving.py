@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -83,6 +84,58 @@ def test_an_exception_over_something_else_stays_what_it_is():
     error = raised(lambda: tracker(jnp.array([1.0, -1.0])))
     assert "mine" in str(error)
     assert not tracker.events
+
+
+def solver(x):
+    """Reject every step that gives NaN, and give up after some: as solvers of equations do."""
+
+    def stages(x):
+        def stage(k, _):
+            return jnp.log(x + 0 * k), None
+
+        return jax.lax.scan(stage, x, length=2)[0]
+
+    def step(state):
+        x, count = state
+        new = x - 0.1 * stages(x)
+        return jnp.where(jnp.isfinite(new).all(), new, x), count + 1
+
+    return jax.lax.while_loop(lambda state: (state[0] > -2).any() & (state[1] < 5), step, (x, 0))
+
+
+def test_a_nan_that_a_solver_hides_before_it_gives_up_is_noted():
+    def fail(count):
+        msg = f"too many steps: {count}"
+        raise ValueError(msg)
+
+    @jax.jit
+    def step(x):
+        x, count = solver(x)
+        shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        return jax.lax.cond(count < 5, lambda: x, lambda: jax.pure_callback(fail, shape, count))
+
+    tracker = anynan.jax.track(step, action="record")
+    error = raised(lambda: jax.block_until_ready(tracker(jnp.array([0.5, -0.5]))))
+    assert "too many steps: 5" in str(error)
+    (event,) = tracker.events
+    assert (event.severity, event.operation.name, event.kind) == ("suspect", "log", "nan")
+    assert event.operation.source.text == "return jnp.log(x + 0 * k), None"
+    assert event.notes[0].endswith("[may-have-raised]")
+
+
+def test_equinox_raises_its_own_exception_and_says_where():
+    @eqx.filter_jit
+    def step(x):
+        x, count = solver(x)
+        return eqx.error_if(x, count == 5, "too many steps")
+
+    tracker = anynan.jax.track(step, action="record")
+    error = raised(lambda: tracker(jnp.array([0.5, -0.5])))
+    assert type(error) is eqx.EquinoxRuntimeError
+    frames = str(error).split("  File ")[1:]
+    assert [__file__ in frame for frame in frames] == [True]  # of the trace, and not of ours
+    assert "too many steps" in frames[0]
+    assert tracker.events[0].operation.name == "log"
 
 
 @pytest.mark.parametrize("level", ["step", "layer"])

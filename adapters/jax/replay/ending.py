@@ -2,6 +2,7 @@
 
 import copy
 import traceback
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -17,7 +18,7 @@ from anynan.jax.program.evaluator import CALLBACKS, jit_once
 from anynan.jax.program.program import Program
 from anynan.jax.read import probes
 from anynan.jax.read.readings import Path, Plan
-from anynan.jax.replay.flags import flags
+from anynan.jax.replay.flags import Flag, flags
 from anynan.jax.replay.replay import behind, record
 from anynan.jax.replay.steps import Step
 
@@ -64,21 +65,28 @@ def up_to(step: Step, error: BaseException) -> Replay | None:
     program = copy.copy(step.program)
     program.replays = {}
     arrays = step.inputs()
+
+    def see(wanted: Iterable[int], *, inside: bool = False) -> dict[int, Flag]:
+        program.catcher = Catcher()
+        return flags(program, arrays, dict.fromkeys(wanted, "sum"), inside=inside)
+
     with replay_context():
         end = _end(program, arrays)
         if end is None or not _same(error, end[2]):
             return None
-        for index in _taken(graph, *end[:2]):
-            program.catcher = Catcher()
-            found = flags(program, arrays, dict.fromkeys([index, *behind(program, index)], "sum"))
-            if found[index].word:
-                program.catcher = Catcher()
-                seen, _ = record(program, arrays, found, [ProbePoint(index, None, "value", "")])
-                jax.effects_barrier()
-                seen.raised = error
-                seen.end()
-                return seen
-    return None
+        taken = see(_taken(graph, *end[:2]))
+        bad = next((index for index, flag in taken.items() if flag.word), None)
+        if bad is not None:
+            points, found = [ProbePoint(bad, None, "value", "")], see([bad, *behind(program, bad)])
+        else:  # what it was raised over may have been chosen by a NaN that went nowhere
+            made = (i for op in program.operations().ops for i in op.outs)
+            points, found = [], see(made, inside=True)
+        program.catcher = Catcher()
+        seen, _ = record(program, arrays, found, points)
+        jax.effects_barrier()
+        seen.raised = error
+        seen.end()
+    return seen
 
 
 def _end(program: Program, arrays: list[Any]) -> tuple[Any, Path, Exception] | None:
@@ -91,9 +99,12 @@ def _end(program: Program, arrays: list[Any]) -> tuple[Any, Path, Exception] | N
 
 
 def _same(first: BaseException, second: Exception) -> bool:
-    """Tell whether an exception is told of in another: JAX hands on only its text."""
+    """Tell whether an exception is told of in another: JAX hands on only its text.
+
+    The module of its class may not be told.
+    """
     last = traceback.format_exception_only(second)[-1].strip()
-    return first is second or last in str(first)
+    return first is second or last.removeprefix(f"{type(second).__module__}.") in str(first)
 
 
 def _taken(graph: Graph, eqn: Any, path: Path) -> list[int]:

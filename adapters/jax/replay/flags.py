@@ -33,14 +33,16 @@ class Flag:
 
 
 def flags(
-    program: Program, arrays: list[Any], wanted: dict[int, Any], extra: tuple[str, ...] = ()
-) -> dict[int, Flag]:
+    program: Program, arrays: list[Any], wanted: dict[int, Any], extra: tuple[str, ...] = (), *,
+    inside: bool = False,
+) -> dict[int, Flag]:  # fmt: skip
     """Run the program once with these values read, and what more there is beside their ends.
 
-    In nested loops it is their first bad round that is read, and stands for those after it.
+    In nested loops it is their first bad round that is read, and stands for those after it;
+    with ``inside`` a round is bad, too, where a NaN among these values does not leave it.
     """
     if nested(program, wanted):
-        return _zoomed(program, arrays, wanted, extra)
+        return _zoomed(program, arrays, wanted, extra, inside=inside)
     key = (*wanted.items(), *extra)
     compiled = program.replays.get(key)
     if compiled is None:
@@ -51,11 +53,12 @@ def flags(
 
 
 def _zoomed(
-    program: Program, arrays: list[Any], wanted: dict[int, Any], extra: tuple[str, ...]
-) -> dict[int, Flag]:
+    program: Program, arrays: list[Any], wanted: dict[int, Any], extra: tuple[str, ...], *,
+    inside: bool,
+) -> dict[int, Flag]:  # fmt: skip
     values = program.graph.values
     found = {i: Flag(0, (0,) * values[i].loops) for i in wanted}
-    program.look = seen = look(program, arrays, wanted)
+    program.look = seen = look(program, arrays, wanted, inside=inside)
     for item in seen.read(wanted, extra):
         flag = found[item.probe.key] = _flag(item, item.data)
         flag.its = seen.of(item.probe.key) or ()

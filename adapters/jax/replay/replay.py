@@ -123,6 +123,8 @@ def everything(step: Step) -> Replay | None:
     wanted.update(dict.fromkeys((point.value for point in points), "sum"))
     with replay_context():
         found = flags(program, arrays, wanted)
+        if all(flag.word < probes.NAN for flag in found.values()) and nested(program, wanted):
+            found = flags(program, arrays, wanted, inside=True)
         if not any(flag.word for flag in found.values()):
             return None
         results = {i for i in program.graph.results if watch.at.get(i) not in step.meant}

@@ -67,10 +67,12 @@ class Nest:
     Attributes:
         inside: Paths that hold what is looked for.
         quiet: Has the rest run as it is, but for what calls back to the host.
+        within: Reads what makes a round bad also where it does not leave it.
     """
 
     inside: set[Path]
     quiet: Plan
+    within: Plan
 
     def opens(self, eqn: Any, path: Path) -> Body | None:
         """Give the body of an equation that is run through: of a loop, or of a call."""
@@ -119,7 +121,7 @@ class _Search(Evaluator):
     """Run a program as it is; its loops keep what their first bad round gets."""
 
     def __init__(self, nest: Nest, least: dict[Path, Any]) -> None:
-        super().__init__(nest.quiet)
+        super().__init__(nest.within)
         self.nest, self.least = nest, least
         self.seen: list[Round] = []
 
@@ -142,10 +144,14 @@ class _Search(Evaluator):
         def turn(state: Any, x: Any) -> Any:
             values, at, kept, count = state
             inside = _Search(self.nest, self.least)
-            outs, _ = inside.run(body.jaxpr, body.consts, [*consts, *values, *x], path)
+            outs, found = inside.run(body.jaxpr, body.consts, [*consts, *values, *x], path)
             words = _words(outs)
             came = jnp.pad(start, (0, len(outs) - len(carry)))
-            now = jnp.any((words >= least) & (words > came)) & (at < 0)
+            now = jnp.any((words >= least) & (words > came))
+            if self.nest.within.probes:
+                held = jnp.any(_words([item.data for item in found]) == probes.NAN)
+                now |= held | jnp.any(jnp.array([mine.at for mine in inside.seen]) >= 0)
+            now &= at < 0
             mine = [*values, *x], inside.seen
             kept = lax.cond(now, lambda a, _: a, lambda _, b: b, mine, kept)
             it = p["length"] - 1 - count if p.get("reverse") else count
@@ -243,7 +249,8 @@ class Look:
             wanted: What to read of which value.
             extra: Further statistics beside the ends.
         """
-        plan, made = Plan(replaying=True, extra=extra), list[Emission]()
+        plan = replace(self.nest.quiet, probes={}, inside=set(), extra=extra)
+        made: list[Emission] = []
         beside: set[int] = set()
         for number, (index, what) in enumerate(wanted.items()):
             value = self.program.graph.values[index]
@@ -282,21 +289,28 @@ class Look:
         return held | {(x.probe.key, self.of(x.probe.key)): x.data for x in found}
 
 
-def look(program: Program, arrays: list[Any], wanted: Any) -> Look:
+def look(program: Program, arrays: list[Any], wanted: Any, *, inside: bool = False) -> Look:
     """Run a program, and keep the first bad round of each loop that a value is in.
 
     Args:
         program: What to run.
         arrays: Its arguments.
         wanted: Numbers of the values.
+        inside: Whether a round is bad, too, where a NaN among the values does not leave it.
     """
-    graph, quiet, opened = program.graph, Plan(replaying=True), Plan()
+    graph, opened = program.graph, Plan()
+    quiet = Plan(replaying=True, callback=program.catcher)
     for node in graph.nodes:
         if node.name in CALLBACKS:
             quiet.open(node.path)
     for index in wanted:
         opened.open(graph.values[index].path)
-    nest = Nest(opened.inside, quiet)
+    within = replace(quiet, probes={}) if inside else quiet
+    for index in wanted if inside else ():
+        value = graph.values[index]
+        if probes.checkable(value.aval):
+            within.probes.setdefault(value.path, {})[value.var] = [Probe(index, "value", ())]
+    nest = Nest(opened.inside, quiet, within)
     closed = program.closed
     least = dict.fromkeys(nest.paths(closed.jaxpr), probes.NAN)
 

@@ -42,6 +42,7 @@ from anynan.jax.read import probes
 from anynan.jax.read.places import fill, sites_of
 from anynan.jax.read.readings import Path
 from anynan.jax.replay.steps import Step, weakly
+from anynan.jax.session.raising import OwnErrors
 from anynan.jax.session.settlement import StepReader
 from anynan.jax.session.taps import Taps
 from anynan.jax.session.verdicts import ThresholdTable
@@ -250,6 +251,10 @@ class Session(BaseAdapter):
         """Run one step, read it and judge it."""
         if tracing():  # inside another tracked function, which sees all of this
             return fn(*args, **kwargs)
+        with OwnErrors(fn):
+            return self._called(fn, args, kwargs)
+
+    def _called(self, fn: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         key: Hashable = None
         failed: Exception | None = None
         try:
@@ -316,6 +321,8 @@ class Session(BaseAdapter):
         kept = sample(self.options.updates, rows.number, program, arrays)
         try:
             outs, words = watch(self.verdicts.table(watch), arrays)
+            if self.settings.plain:  # equinox itself waits here
+                jax.block_until_ready(words)
         except UnwatchableError:
             raise
         except Exception as error:
@@ -355,7 +362,7 @@ class Session(BaseAdapter):
             if not error.paths.keys() <= shut.keys():
                 shut.update(error.paths)
                 self._programs.pop(key, None)
-                return self.call(fn, *given)
+                return self._called(fn, *given)
         out = fn(*given[0], **given[1])
         if error is not None:
             if key is not None:
