@@ -39,6 +39,10 @@ CHECKED_BY_PROGRAM = Message(
     "the array in which the program itself found NaN or Inf, at {place}: "
     "anynan.jax.track(the function that makes it)",
 )
+NAN_GIVEN = Message(
+    "nan-given",
+    "what made the NaN that {name} was given: anynan.jax.track(the function that makes it)",
+)
 COMPILED_AHEAD = Message(
     "compiled-ahead",
     "what you compile by {name}.lower(...).compile(): call {name} itself",

@@ -21,11 +21,13 @@ from anynan._everywhere import Found
 from anynan._steps.judge import Judge
 from anynan._steps.messages import GIVEN_BY_ANOTHER
 from anynan._steps.tracked import inside
-from anynan.jax.messages import CHECKED_BY_PROGRAM, COMPILED_AHEAD, EAGER_CALLS
+from anynan.errors import AnomalyError
+from anynan.jax.messages import CHECKED_BY_PROGRAM, COMPILED_AHEAD, EAGER_CALLS, NAN_GIVEN
 from anynan.jax.program import signature
+from anynan.jax.program.trace import eager as eager_now
 from anynan.jax.program.trace import staged, traced, tracing, under_way
 from anynan.jax.read import probes
-from anynan.jax.session.raising import ended
+from anynan.jax.session.raising import ended, hand_on, leave_out_own
 from anynan.jax.session.session import Session
 from anynan.jax.tracking import start
 from anynan.options import Options
@@ -38,6 +40,11 @@ SLOPES = {
     "flax.nnx": ("grad", "value_and_grad"),
     "equinox": ("filter_grad", "filter_value_and_grad"),
 }
+# What runs a function of the program's round by round; outside of any jit it is compiled by itself.
+LOOPS = ("scan", "while_loop", "fori_loop", "map")
+FIXED = frozenset({"length", "reverse", "unroll", "batch_size"})
+# What compiles for others is looked into by its own name, or by another adapter.
+OWN = frozenset({"jax", "jaxlib", "flax", "equinox", "keras", "anynan"})
 # So many bad calls of one function are looked into.
 LOOKS = 3
 # What holds numbers, and is no tracer.
@@ -59,7 +66,8 @@ _compared: deque[tuple[Any, bool, tuple[Any, ...]]] = deque(maxlen=4)
 def watch_all(options: Options, found: Found) -> Callable[[], None]:
     """Watch what the program's own code has compiled, by ``jax.jit`` and the like.
 
-    What a library compiles stays as it is, and so does what was compiled before.
+    Of what a library compiles only the results are looked at, as of loops outside of any jit. What
+    was compiled before stays as it is.
 
     Args:
         options: As for ``track``.
@@ -76,6 +84,24 @@ def watch_all(options: Options, found: Found) -> Callable[[], None]:
     def compiled(made: Any, *args: Any, **given: Any) -> Any:
         return Watched(made, options, found)
 
+    def foreign(made: Any, of: Any, library: str) -> Any:
+        return Foreign(made, options, found, of, eager, library)
+
+    def looping(loop: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(loop)
+        def loops(*args: Any, **kwargs: Any) -> Any:
+            of = [x for x in args if callable(x)]
+            if not of or not eager_now():
+                return loop(*args, **kwargs)
+            try:
+                given = inspect.signature(loop).bind(*args, **kwargs).arguments
+            except TypeError:  # JAX has its own words for it
+                return loop(*args, **kwargs)
+            known = {key: given.pop(key) for key in FIXED & given.keys()}
+            return foreign(functools.partial(loop, **known), of[-1], loop.__name__)(**given)
+
+        return loops
+
     def differentiated(made: Any, *args: Any, **given: Any) -> Any:
         return Eager(made, options, found, args[0], eager)
 
@@ -88,7 +114,8 @@ def watch_all(options: Options, found: Found) -> Callable[[], None]:
     def change(module: str, names: tuple[str, ...], stand_in: Callable[..., Any]) -> None:
         for name in names:
             if hasattr(sys.modules[module], name):
-                patches.change(sys.modules[module], name, functools.partial(_watching, stand_in))
+                made = functools.partial(_watching, stand_in, foreign)
+                patches.change(sys.modules[module], name, made)
 
     waiting = [
         when_imported(module, functools.partial(change, module, names, stand_in))
@@ -100,6 +127,8 @@ def watch_all(options: Options, found: Found) -> Callable[[], None]:
         for module, names in doors.items()
     ]
 
+    for name in LOOPS:
+        patches.change(jax.lax, name, looping)
     for array in ARRAYS:
         for name in READS:
             patches.change(array, name, _reading)
@@ -260,19 +289,31 @@ def _deciding(found: Found, decide: Callable[..., Any]) -> Callable[..., Any]:
     return decides
 
 
-def _watching(stand_in: Callable[..., Any], make: Callable[..., Any]) -> Callable[..., Any]:
+def _watching(
+    stand_in: Callable[..., Any], foreign: Callable[..., Any], make: Callable[..., Any]
+) -> Callable[..., Any]:
     """Give what compiles as before, and has a function of the program's own watched."""
 
     @functools.wraps(make)
     def making(*args: Any, **kwargs: Any) -> Any:
         made = make(*args, **kwargs)
-        if is_library(sys._getframe(1).f_code.co_filename):
-            return made
+        frame = sys._getframe(1)
+        if is_library(frame.f_code.co_filename):
+            library = str(frame.f_globals.get("__name__")).partition(".")[0]
+            return made if library in OWN or not _alone(args) else foreign(made, args[0], library)
         if not args:  # it was given options alone, and returns a decorator
             return lambda *given, **more: stand_in(made(*given, **more), *given, **more)
         return stand_in(made, *args, **kwargs)
 
     return making
+
+
+def _alone(args: tuple[Any, ...]) -> bool:
+    """Tell what is compiled by itself from a class's method, which is bound in its own way."""
+    fn: Any = args[0] if args else None
+    outer = str(getattr(fn, "__qualname__", "")).rpartition(".")[0]
+    bound = isinstance(fn, types.MethodType) or not outer or outer.endswith("<locals>")
+    return callable(fn) and bound
 
 
 def _look_at_the_end(found: Found) -> None:
@@ -415,13 +456,27 @@ class Eager(Watched):
             return out
         return (out[1], out[0][1]) if self._aux else out[1]
 
-    def _seen(self, out: Any, given: list[Any], args: Any, kwargs: Any) -> None:
+    def _shared(self) -> Tracker:
+        """Give the tracker of all that is made of one function."""
         tracker = self._trackers.get(self._key)
         if tracker is None:
             self._tracker = tracker = start(self._fn, self._options)
             inside(tracker).name = self.__name__
             self._trackers[self._key] = tracker
             self._found.add(tracker)
+        return tracker
+
+    def _again(self, tracker: Tracker, session: Session, args: Any, kwargs: Any) -> None:
+        """Make a call once more, as a tracked function."""
+        try:
+            session.again(self._fn, args, kwargs)
+        except Exception as error:
+            if ended(error):
+                raise
+            self._found.fail(tracker.name, error)  # such as numbers that a trace has not
+
+    def _seen(self, out: Any, given: list[Any], args: Any, kwargs: Any) -> None:
+        tracker = self._shared()
         judge = inside(tracker).judge
         session = cast("Session | None", judge.adapter)
         if session is None:
@@ -435,12 +490,7 @@ class Eager(Watched):
             judge.say(GIVEN_BY_ANOTHER(name=tracker.name, comes=comes, maker="a step"))
             self._count(judge)
         elif told < LOOKS:
-            try:
-                session.again(self._fn, args, kwargs)
-            except Exception as error:
-                if ended(error):
-                    raise
-                self._found.fail(tracker.name, error)  # such as numbers that a trace has not
+            self._again(tracker, session, args, kwargs)
             session.settlement.remember(
                 [x for x in tree_util.tree_leaves(out) if isinstance(x, jax.Array)], step
             )
@@ -457,6 +507,68 @@ class Eager(Watched):
             judge.settle(rows)
 
 
+class Foreign(Eager):
+    """Stand for what a library compiles, and for a loop outside of any jit.
+
+    It runs as it does without us. One number is read of what it gives; a call that made NaN of
+    none, or that an exception ended, is made once more, as a tracked function.
+    """
+
+    def __init__(
+        self, fn: Any, options: Options, found: Found, of: Any, trackers: dict[Any, Tracker],
+        library: str,
+    ) -> None:  # fmt: skip
+        super().__init__(fn, options, found, of, trackers)
+        self.__name__ = f"{self.__name__} ({library})"
+        self._calls = 0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it, and look at what it gives."""
+        if self._alone or not eager_now():
+            return self._fn(*args, **kwargs)
+        self._calls += 1
+        try:
+            with under_way():  # what it calls is seen from here
+                out = self._fn(*args, **kwargs)
+        except Exception as error:
+            if ended(error):
+                leave_out_own(error)
+                self._look(args, kwargs, error)
+            raise
+        try:
+            if _has_nan(tree_util.tree_leaves(out)):
+                self._look(args, kwargs)
+        except Exception as error:
+            if ended(error):
+                raise
+            self._leave(error)  # it has run: what we make of it is our affair
+        return out
+
+    def _look(self, args: Any, kwargs: Any, failed: Exception | None = None) -> None:
+        given = tree_util.tree_leaves((args, kwargs))
+        if _has_nan(given):
+            if not self._found.bad():
+                self._found.unwatched(NAN_GIVEN(name=self.__name__))
+            return
+        tracker, gone = self._shared(), any(map(_is_gone, given))
+        told, judge = len(tracker.events), inside(tracker).judge
+        session = cast("Session | None", judge.adapter)
+        if session is None or told >= LOOKS:
+            return
+        for _ in range(self._calls - 1 - judge.step):
+            self._count(judge)
+        try:
+            if not gone:
+                self._again(tracker, session, args, kwargs)
+        except Exception as error:
+            if failed is None or isinstance(error, AnomalyError):
+                raise
+            hand_on(error, failed)
+        if failed is None and len(tracker.events) == told:
+            why = ", and what it was given was donated" if gone else ""
+            self._found.harm(f"{self.__name__} gave NaN{why}")
+
+
 @jax.jit
 def _worst(arrays: list[Any]) -> Any:
     # A mask holds -Inf, a loss does not.
@@ -468,6 +580,13 @@ def _is_bad(leaves: list[Any]) -> bool:
     """Tell whether one of these is an array with a NaN or an Inf that is no mask."""
     arrays = [x for x in leaves if isinstance(x, jax.Array) and probes.checkable(x)]
     return bool(arrays) and int(_worst(arrays)) >= probes.POSINF
+
+
+def _has_nan(leaves: list[Any]) -> bool:
+    """Tell whether one of these is an array with a NaN."""
+    arrays = [x for x in leaves if isinstance(x, jax.Array) and not _is_gone(x)]
+    arrays = [x for x in arrays if probes.checkable(x)]
+    return bool(arrays) and int(_worst(arrays)) == probes.NAN
 
 
 def _is_gone(x: Any) -> bool:

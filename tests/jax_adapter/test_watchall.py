@@ -262,6 +262,116 @@ def test_a_jitted_loss_inside_of_a_gradient_is_seen_from_outside(found):
     assert event.operation.name == "sqrt"
 
 
+# What a library compiles, and loops outside of any jit.
+
+
+@pytest.fixture
+def library():
+    """Give what compiles a function, as code of a library does."""
+    text = """
+def compiled(fn, **given): return jax.jit(fn, **given)
+def solved(fn): return equinox.filter_jit(fn)
+def sloped(fn): return jax.value_and_grad(fn)
+"""
+    file = jax.__file__.replace("jax/__init__.py", "solvers/solve.py")
+    scope = {"__name__": "solvers.solve", "jax": jax, "equinox": pytest.importorskip("equinox")}
+    exec(compile(text, file, "exec"), scope)
+    return scope
+
+
+@pytest.mark.parametrize("way", ["compiled", "solved", "sloped"])
+def test_what_a_library_compiles_is_named_by_operation_and_line(way, library, found):
+    step = library[way](root_of_sum)
+    for x in (4.0, 9.0, -1.0, jnp.nan):
+        step(jnp.full(2, x))
+    (event,) = found.bad()
+    assert (event.step, event.operation.name) == (2, "sqrt")
+    assert event.operation.source.text == "return jnp.sqrt(x.sum())"
+    (line, *rest) = found.lines()
+    assert line.startswith("anynan: root_of_sum (solvers): 1 bad in 3 steps")
+    assert not rest  # the NaN that came after it was given
+
+
+def test_a_nan_that_a_librarys_function_is_given_is_no_fault_of_its(library, found):
+    assert library["compiled"](root_of_sum)(jnp.array([1.0, jnp.nan])) != 0
+    assert found.bad() == []
+    (line,) = found.lines()
+    assert line.endswith("[nan-given]")
+
+
+def test_what_a_library_donates_is_told_without_its_operation(library, found):
+    library["compiled"](lambda x: jnp.log(x), donate_argnums=0)(-jnp.ones(2))
+    assert found.bad() == []
+    assert found.harms == ["<lambda> (solvers) gave NaN, and what it was given was donated"]
+
+
+def test_an_exception_of_what_a_library_compiles_is_its_own_and_told(library, found):
+    import equinox as eqx
+
+    def solve(x):
+        new = jnp.sqrt(x - 2)
+        better = jnp.where(jnp.isfinite(new), new, x)
+        return eqx.error_if(better, better == x, "no progress")
+
+    with pytest.raises(eqx.EquinoxRuntimeError) as caught:
+        library["solved"](solve)(jnp.float32(1))
+    assert "no progress" in str(caught.value)
+    assert "/watchall.py" not in str(caught.value)
+    (event,) = found.events
+    assert (event.severity, event.operation.name) == ("suspect", "sqrt")
+    assert event.notes[0].endswith("[may-have-raised]")
+
+
+def test_a_method_that_a_library_compiles_stays_one(library, found):
+    class Solver:
+        def __init__(self):
+            self.factor = 2
+
+        def solve(self, x):
+            return x * self.factor
+
+    Solver.solve = library["compiled"](Solver.solve, static_argnums=0)
+    assert float(Solver().solve(2.0)) == 4
+
+
+@pytest.mark.parametrize("loop", ["scan", "while_loop", "fori_loop", "map"])
+def test_a_loop_outside_of_any_jit_is_named_by_operation_and_line(loop, found):
+    def turn(x, *_):
+        return jnp.log(x)
+
+    def run(times):
+        go = getattr(jax.lax, loop)
+        if loop == "scan":
+            return go(lambda x, _: (turn(x), None), x, None, length=times)[0]
+        if loop == "while_loop":
+            return go(lambda s: s[1] < times, lambda s: (turn(s[0]), s[1] + 1), (x, 0))[0]
+        if loop == "fori_loop":
+            return go(0, times, lambda _, x: turn(x), x)
+        return go(turn, x - 2 * (times > 2) * x)
+
+    x = jnp.full(2, 3.0)
+    assert not bool(jnp.isnan(run(2)).any())
+    assert found.events == []
+    assert bool(jnp.isnan(run(5)).all())
+    (event,) = found.bad()
+    assert event.operation.name == "log"
+    assert event.operation.source.text == "return jnp.log(x)"
+
+
+def test_a_loop_inside_of_a_jit_is_what_it_was(found):
+    def plain(x):
+        return jax.lax.fori_loop(0, 3, lambda _, x: x * 2, x)
+
+    mine = str(jax.make_jaxpr(plain)(1.0))
+    with_none = str(jax.make_jaxpr(lambda x: jax.lax.scan(lambda c, _: (c, c), 0.0, None, 3))(1.0))
+    assert "neg" not in mine + with_none
+    assert found.events == []
+
+
+def root_of_sum(x):
+    return jnp.sqrt(x.sum())
+
+
 @pytest.mark.parametrize("eager", [False, True])
 def test_what_a_reported_function_made_is_no_fault_of_the_next(eager, found):
     @jax.jit

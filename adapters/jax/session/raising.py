@@ -43,9 +43,7 @@ class OwnErrors:
         _logger.removeFilter(_worth_a_line)
         own = _as_equinox(error) if isinstance(error, RuntimeError | ValueError) else error
         if own is not None and own is not error:
-            for note in getattr(error, "__notes__", ()):
-                if not note.startswith("---"):  # JAX's own, of its frames
-                    own.add_note(note)
+            hand_on(error, own)
             raise own from None
 
 
@@ -56,6 +54,32 @@ def ended(error: Exception) -> bool:
     """Tell whether an exception came of the numbers of a step that ran, or is ours about them."""
     of_jax = (AnomalyError, jax.errors.JaxRuntimeError)
     return isinstance(error, of_jax) or isinstance(error.__context__, of_jax)
+
+
+def hand_on(error: Any, other: BaseException) -> None:
+    """Give the reports that an exception takes along to another one."""
+    for note in getattr(error, "__notes__", ()) if error is not other else ():
+        if not note.startswith("---"):  # JAX's own, of its frames
+            other.add_note(note)
+
+
+def leave_out_own(error: Exception, *, around: bool = False) -> None:
+    """Take frames of ours out of the stack that equinox tells in an exception.
+
+    Args:
+        error: The exception.
+        around: Whether what is outside of them is left out, too.
+    """
+    text = str(error)
+    frames = [*_FRAME.finditer(text)]
+    ours = [i for i, frame in enumerate(frames) if is_anynans(frame[1])]
+    for i in range(ours[-1], -1, -1) if around and ours else reversed(ours):
+        text = text[: frames[i].start()] + text[frames[i].end() :]
+    if ours:
+        error.args = (text,)
+
+
+_FRAME = re.compile(r'^  File "([^"]+)".*\n(?:    .*\n)*', re.MULTILINE)
 
 
 def _worth_a_line(record: logging.LogRecord) -> bool:
@@ -70,13 +94,6 @@ def _as_equinox(error: Exception) -> Exception:
         sys.modules["equinox"].filter_jit(fails)()
     except Exception as own:  # noqa: BLE001  it is what is asked for
         if own is not None and own is not error:
-            own.args = tuple(map(_inside, own.args))
+            leave_out_own(own, around=True)
         return own
     return error
-
-
-def _inside(text: str) -> str:
-    """Take what is around the trace out of the stack that equinox tells of it: that is ours."""
-    head, *frames = re.split(r'(?m)^(?=  File ")', text)
-    ours = (i for i, x in enumerate(frames, 1) if is_anynans(x.split('"')[1]))
-    return head + "".join(frames[max(ours, default=0) :])

@@ -408,7 +408,7 @@ class Session(BaseAdapter):
             reason_ = f" ({why})" if why else ""
             self.tracker.judge.say(OPERATION_OPAQUE(name=name, why=reason_))
         unnamed = program.roots and not program.layers.names()
-        if unnamed:
+        if unnamed and not self._once:  # else nobody could have tracked it before
             names = ", ".join(sorted(program.roots))
             self.tracker.judge.say(LAYER_UNNAMED(names=names))
 
