@@ -5,7 +5,7 @@ import inspect
 import sys
 import types
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -45,8 +45,9 @@ LOOPS = ("scan", "while_loop", "fori_loop", "map")
 FIXED = frozenset({"length", "reverse", "unroll", "batch_size"})
 # What compiles for others is looked into by its own name, or by another adapter.
 OWN = frozenset({"jax", "jaxlib", "flax", "equinox", "keras", "anynan"})
-# So many bad calls of one function are looked into.
+# So many bad calls of one function are looked into, and how many of each were.
 LOOKS = 3
+_looked: Counter[Any] = Counter()
 # What holds numbers, and is no tracer.
 ARRAYS = [array for array in jax.Array.__subclasses__() if "__float__" in vars(array)]
 # How a program looks at a number, and the last one that was bad: where, until another step runs.
@@ -148,6 +149,7 @@ def watch_all(options: Options, found: Found) -> Callable[[], None]:
             leave()
         patches.undo()
         _look_at_the_end(found)
+        _looked.clear()
         _read.clear()
         _answers.clear()
         _compared.clear()
@@ -466,6 +468,11 @@ class Eager(Watched):
             self._found.add(tracker)
         return tracker
 
+    def _looks(self) -> bool:
+        """Tell whether one more bad call is looked into: a look is compiled, and takes long."""
+        _looked[self._key] += 1
+        return _looked[self._key] <= LOOKS
+
     def _again(self, tracker: Tracker, session: Session, args: Any, kwargs: Any) -> None:
         """Make a call once more, as a tracked function."""
         try:
@@ -489,7 +496,7 @@ class Eager(Watched):
             comes = "is bad, and came after"
             judge.say(GIVEN_BY_ANOTHER(name=tracker.name, comes=comes, maker="a step"))
             self._count(judge)
-        elif told < LOOKS:
+        elif self._looks():
             self._again(tracker, session, args, kwargs)
             session.settlement.remember(
                 [x for x in tree_util.tree_leaves(out) if isinstance(x, jax.Array)], step
@@ -553,7 +560,7 @@ class Foreign(Eager):
         tracker, gone = self._shared(), any(map(_is_gone, given))
         told, judge = len(tracker.events), inside(tracker).judge
         session = cast("Session | None", judge.adapter)
-        if session is None or told >= LOOKS:
+        if session is None or not self._looks():
             return
         for _ in range(self._calls - 1 - judge.step):
             self._count(judge)

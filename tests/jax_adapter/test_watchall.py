@@ -16,6 +16,7 @@ from jax import export
 
 import anynan
 from anynan._everywhere import Found, watch_everything
+from anynan.jax.session.session import Session
 from anynan.options import Options
 from tests.tiers import first
 
@@ -290,6 +291,19 @@ def test_what_a_library_compiles_is_named_by_operation_and_line(way, library, fo
     (line, *rest) = found.lines()
     assert line.startswith("anynan: root_of_sum (solvers): 1 bad in 3 steps")
     assert not rest  # the NaN that came after it was given
+
+
+def test_only_the_first_bad_calls_of_a_function_are_looked_into(library, found, monkeypatch):
+    def loss(x):
+        return jnp.log(x).sum()
+
+    looks, again = [], Session.again
+    monkeypatch.setattr(Session, "again", lambda *given: (looks.append(given), again(*given)))
+    for step in (library["compiled"](loss), jax.grad(lambda x: jnp.sqrt(x).sum())):
+        looks.clear()
+        for _ in range(9):
+            step(-jnp.ones(2))
+        assert len(looks) == 3
 
 
 def test_a_nan_that_a_librarys_function_is_given_is_no_fault_of_its(library, found):
