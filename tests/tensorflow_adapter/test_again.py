@@ -242,3 +242,38 @@ def test_the_models_own_call_is_run_again_where_the_step_is_clean(phase):
     name = "log" if phase == "forward" else "sqrt"
     assert (event.operation.name, event.phase, event.tried) == (name, phase, None)
     assert "model's call alone" in str(caught.value)
+
+
+def test_a_nan_that_a_fused_relu_hid_in_the_first_run_is_followed_all_the_same():
+    """TensorFlow fuses a relu with the product before it on a CPU: that gives 0 for NaN."""
+    layers = [keras.Input((4,)), keras.layers.Dense(4, activation="relu"), keras.layers.Dense(1)]
+    model = keras.Sequential(layers)
+    model.compile("sgd", "mse", jit_compile=False)
+    x = np.ones((8, 4), "float32")
+    x[5] = np.nan
+    with anynan.keras.track(model, action="record") as tracker:
+        model.fit(x, np.ones((8, 1)), batch_size=4, shuffle=False, verbose=0)
+    (event,) = [event for event in tracker.events if event.severity == "bad"]
+    assert (event.phase, event.step, event.cause.tag) == ("input", 1, "bad_input")
+
+
+def test_the_gradient_of_a_gradient_names_its_operation():
+    """The norm of a gradient, as a penalty: the gradient's own operation is a forward one then."""
+    net = keras.Sequential(
+        [keras.Input((6, 6, 1)), keras.layers.Conv2D(2, 3), keras.layers.LeakyReLU()]
+    )
+
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            with tf.GradientTape() as inner:
+                inner.watch(x)
+                out = net(x)
+            slope = inner.gradient(out, x)
+            loss = tf.reduce_mean(tf.sqrt(tf.reduce_sum(tf.square(slope * 0), axis=[1, 2, 3])))
+        return tape.gradient(loss, net.trainable_variables)
+
+    with anynan.tensorflow.track(step, action="record") as tracker:
+        tracker(tf.ones((2, 6, 6, 1)))
+    event = tracker.events[0]
+    assert (event.operation.name, event.cause.tag) == ("sqrt", "norm_gradient_at_zero")

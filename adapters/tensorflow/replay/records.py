@@ -155,9 +155,11 @@ class Recorder:
         """Name the operands as the cause rules know them."""
         if op.forward is None:
             return [(t, names.operand(op.kind, i)) for i, t in enumerate(op.ins)]
-        inside = {resolve(t).name: name for t, name in self._named(op.forward)}
+        operands = self._named(op.forward)
+        inside = {resolve(t).name: name for t, name in operands}
         results = dict.fromkeys((resolve(t).name for t in op.forward.outs), "result")
-        tensors = {resolve(t).name: t for t in (*op.forward.ins, *op.forward.outs)}
+        # A forward operation that is a gradient itself has operands beside its inputs.
+        tensors = {resolve(t).name: t for t in (*(x for x, _ in operands), *op.forward.outs)}
         known = inside | results
         return gradient_operands(
             op.ins,

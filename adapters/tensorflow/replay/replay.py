@@ -352,10 +352,19 @@ class Replays(Part):
         if run.program.compiled and not self._held.sizes:  # a sum took Infs of both signs for a NaN
             both = np.isinf(low) & np.isinf(high) & (low < high)
             low, high = np.where(both, np.nan, low), np.where(both, np.nan, high)
-        calls = Places.of(points, self._monitor).calls
+        places, rows = Places.of(points, self._monitor), self._rows()
+        keys = list(zip((site.index for site in places.sites), places.calls, strict=True))
+        hidden = _hidden(run) if run.program.traced and not run.program.compiled else set()
+        first = {
+            (site.index, call): (lo, hi)
+            for site, call, lo, hi in zip(rows.sites, rows.calls, rows.lo, rows.hi, strict=True)
+        }
+        for i, point in enumerate(points):
+            if math.isnan(low[i]) and tensor(point.value).op.name in hidden and keys[i] in first:
+                low[i], high[i] = first[keys[i]]
         return [
             CheckedPoint(point.layer, point.phase, point.tensor, call, float(lo), float(hi))
-            for point, call, lo, hi, ok in zip(points, calls, low, high, there, strict=True)
+            for point, call, lo, hi, ok in zip(points, places.calls, low, high, there, strict=True)
             if ok
         ]
 
@@ -377,6 +386,20 @@ class Replays(Part):
 
     def _in_place(self, *, unrolled: bool) -> AbstractContextManager[None]:
         return nested.in_place(self._state, self._layers.alive().values(), unrolled=unrolled)
+
+
+def _hidden(run: Run) -> set[str]:
+    """Name the nodes with a NaN that came through a relu, which may have hidden it.
+
+    On a CPU, TensorFlow's optimizer fuses a relu with the product before it, and the fused one
+    gives 0 for NaN. The second run uses the graph as it was written.
+    """
+    found: set[str] = set()
+    for node in run.program.graph.get_operations():
+        relu = node.type in ("Relu", "Relu6") and run.bad.get(node.outputs[0].name)
+        if relu or any(x.op.name in found for x in node.inputs):
+            found.add(node.name)
+    return found
 
 
 def _is_spread(step: Step) -> bool:
