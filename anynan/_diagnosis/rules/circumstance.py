@@ -475,8 +475,10 @@ OPTIMIZER = (
     Rule(
         "optimizer_state_bad",
         _optimizer_state,
-        "the optimizer's own state was bad, from a loaded checkpoint or an earlier step",
-        "reset the state of this parameter, or load an earlier checkpoint",
+        "the optimizer's own state is bad, though no gradient that was read is: it came so from a "
+        "checkpoint or an earlier step, or code changed the gradient before the update",
+        "look at what changes gradients before the update (clipping, scaling), and at the "
+        "checkpoint; reset the state of this parameter, or load an earlier checkpoint",
         phases=("optimizer",),
     ),
     Rule(
