@@ -96,6 +96,8 @@ def stand_in(grist: Path, *, iterations: int, seconds: float, silent: bool, torc
         torch: Whether it is a program of PyTorch; else of TensorFlow 1.
     """
     sys.path.insert(0, str(grist))
+    if not torch:
+        importlib.import_module("tensorflow")  # before its own imports meet a stub
     sys.meta_path.append(_Absent())
     _schedulers(grist, iterations, seconds, silent=silent)
     if torch:

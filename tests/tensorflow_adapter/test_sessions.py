@@ -93,6 +93,30 @@ def test_a_run_that_only_writes_is_read_by_its_gradients() -> None:
     assert event.operation.source.line == line(__file__, "the logarithm")
 
 
+def drawn(*, watched: bool = True) -> tuple[list[float], Any]:
+    """Run what is NaN for some draws, until it is."""
+    found, out = _everywhere.Found(), []
+    with tf.Graph().as_default():
+        v1.set_random_seed(3)
+        share = tf.reduce_max(tf.nn.dropout(tf.ones(4), rate=0.5))
+        score = share * tf.math.log(share)  # the logarithm of a draw
+        end = watch_all(Options(action="record"), found) if watched else lambda: None
+        with v1.Session() as session:
+            while np.isfinite(out).all():
+                out.append(session.run(score) if len(out) % 2 else session.run([score])[0])
+        end()
+    return out, found
+
+
+def test_the_second_run_is_given_what_the_first_one_drew() -> None:
+    out, found = drawn()
+    assert np.array_equal(out, drawn(watched=False)[0], equal_nan=True)
+    (event,) = found.events
+    assert event.operation.name == "log"
+    assert event.operation.source.line == line(__file__, "the logarithm of a draw")
+    assert not event.notes
+
+
 def test_a_run_that_cannot_be_watched_is_as_it_is_and_that_is_said(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

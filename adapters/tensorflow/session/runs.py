@@ -11,6 +11,7 @@ from tensorflow.python.eager.context import eager_mode
 from anynan._base.patches import Patches
 from anynan._base.walks import walk
 from anynan._diagnosis.evidence import ReplayError
+from anynan.tensorflow.graphs.names import RANDOM
 from anynan.tensorflow.graphs.operations import is_float
 from anynan.tensorflow.graphs.traces import Trace
 from anynan.tensorflow.replay.program import ARGUMENTS, TAKING, Program
@@ -35,6 +36,7 @@ class Part:
 
     Attributes:
         reads: What takes the content of a variable, and the name of that.
+        draws: What it draws at random: a run gives that too, and another is given it.
         writes: Whether running it changes a variable.
         taking: Whether it takes its data from an iterator or a queue.
         updates: What it writes into variables: gradients.
@@ -45,6 +47,8 @@ class Part:
         self._graph, self.writes, self.taking = graph, False, False
         self._nodes = [op for op in graph.get_operations() if op in behind]
         self.reads: dict[Any, str] = {}
+        drawn = (x for op in self._nodes if op.type in RANDOM for x in op.outputs)
+        self.draws: list[Any] = [x for x in drawn if graph.is_fetchable(x)]
         self.updates: list[Any] = []
         for op in self._nodes:
             held = [x.op.name for x in op.inputs if x.op.type in _VARIABLES]
@@ -60,20 +64,23 @@ class Part:
         self.get_tensor_by_name = graph.get_tensor_by_name
 
     def as_graph_def(self) -> Any:
-        """Give the graph, with an input in the place of what reads a variable."""
-        found, reads = self._graph.as_graph_def(), {x.op.name: x for x in self.reads}
+        """Give the graph, with an input in the place of what reads a variable or draws."""
+        found, given = self._graph.as_graph_def(), {x.op.name: x for x in self._given()}
         for node in found.node:
-            if node.name in reads:
+            if node.name in given:
                 node.op = "Placeholder"
                 del node.input[:]
                 node.attr.clear()
-                node.attr["dtype"].type = reads[node.name].dtype.base_dtype.as_datatype_enum
+                node.attr["dtype"].type = given[node.name].dtype.base_dtype.as_datatype_enum
         return found
 
     def get_operations(self) -> list[Any]:
-        """List its operations, but for those that read a variable."""
-        reads = {x.op for x in self.reads}
-        return [op for op in self._nodes if op not in reads and op.type not in _VARIABLES]
+        """List its operations, but for those that read a variable or draw."""
+        given = {x.op for x in self._given()}
+        return [op for op in self._nodes if op not in given and op.type not in _VARIABLES]
+
+    def _given(self) -> list[Any]:
+        return [*self.reads, *self.draws]
 
 
 class Ran:
@@ -85,6 +92,9 @@ class Ran:
         tensors: What it was asked for.
         feeds: What it was fed.
         part: What the run needs of the graph.
+
+    Attributes:
+        draws: What the run is to give of what it draws at random.
     """
 
     def __init__(
@@ -92,13 +102,14 @@ class Ran:
         feeds: Mapping[Any, Any] | None, part: Part,
     ) -> None:  # fmt: skip
         self._run, self._session, self._part = run, session, part
+        self._drawn: dict[Any, Any] = {}
         # What is a number is the loss, as far as a report goes: the first of them.
         first = next((x for x in tensors if x.shape.rank == 0), None)
         self.fetched = [("loss" if x is first else x.op.name, x) for x in tensors]
         self._feeds = {
             session.graph.as_graph_element(x): value for x, value in (feeds or {}).items()
         }
-        self.writes = part.writes
+        self.writes, self.draws = part.writes, part.draws
         size = sum((x.shape.num_elements() or 0) * x.dtype.size for x in part.reads)
         self._kept = self._content() if part.writes and size <= KEPT else None
 
@@ -109,6 +120,13 @@ class Ran:
         except tf.errors.OpError:  # one holds nothing yet
             return None
         return content
+
+    def keep(self, drawn: list[Any]) -> None:
+        """Keep what the run drew; where that is much, no later run gives it."""
+        if sum(x.nbytes for x in drawn) <= KEPT:
+            self._drawn = dict(zip(self.draws, drawn, strict=True))
+        else:
+            self._part.draws = []
 
     def program(self) -> Program:
         """Give the part of the graph and what to run it on.
@@ -126,6 +144,7 @@ class Ran:
             fed = {graph.as_graph_element(x): value for x, value in self._feeds.items()}
         except (KeyError, TypeError, ValueError):  # it is made of several
             raise ReplayError(ARGUMENTS) from None
+        fed = self._drawn | fed
         inputs = [*fed, *reads]
         feeds = [
             tf.constant(value, x.dtype.base_dtype)
@@ -133,6 +152,7 @@ class Ran:
         ]
         weights = {x.op.name: name for x, name in reads.items()} | {x: x for x in reads.values()}
         part: Any = Part(graph, [x.op for _, x in self.fetched])
+        part.draws = [x for x in part.draws if x in self._drawn]
         return Program(
             part, inputs, Trace(), feeds, {x.op.name: x.op.name for x in fed}, {},
             results=self.fetched, weights=weights,
@@ -182,13 +202,14 @@ def watch(
             if found is None:
                 return real(self, fetches, feed_dict, *args, **kwargs)
             ran, places, count = found
+            # What it only writes is read as well, and what it draws.
+            written = [] if places else [x for _, x in ran.fetched]
+            asked = fetches, written, ran.draws
+            out, values, drawn = real(self, asked, feed_dict, *args, **kwargs)
+            ran.keep(drawn)
             if places:
-                out = real(self, fetches, feed_dict, *args, **kwargs)
                 values = tf.nest.flatten(out)
                 values = [values[i] for i in places] if len(values) == count else []
-            else:  # what it only writes is read as well
-                asked = fetches, [x for _, x in ran.fetched]
-                out, values = real(self, asked, feed_dict, *args, **kwargs)
             if values:
                 with eager_mode():
                     step(ran, values)
