@@ -22,6 +22,8 @@ from anynan.torch.tracking import track
 
 _HALVES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
+WEIGHTS = 10**7  # numbers up to which they are moved
+
 
 def lab_of(target: Any, example: tuple[Any, ...]) -> Lab | None:
     """Give the lab of a model, a step or a function; None for what is not PyTorch's."""
@@ -41,11 +43,13 @@ class TorchLab(Lab):
         self.target, self.args = target, args
         self.parameters = positional(getattr(target, "forward", target))
         self._sight: Sight | None = None
-        self._models = list(named_models(target, args).values())
+        self._models = named_models(target, args)
         passes: list[Any] = []
         with Sight(target) as sight:
             found = sight.run(args, {}, None, passes.append)
         self.trains = bool(passes)
+        self._leaves: list[Holder] = []
+        self._weights = set[int]()
         self._held, written = self._sorted(sight)
         self._differentiates = not passes and bool(_roots(found.value))
         if self._differentiates:
@@ -67,6 +71,8 @@ class TorchLab(Lab):
         """Make a tensor of the same dtype and device, and a leaf where that is one."""
         # A kernel may round otherwise where numbers lie elsewhere: they lie as a tensor's own do.
         made = torch.from_numpy(np.array(new)).to(device=x.device, dtype=x.dtype, copy=True)
+        if id(x) in self._weights:
+            vars(made)["stands_for"] = x
         return made.requires_grad_(x.requires_grad)
 
     def code(self, x: Any) -> str:
@@ -82,6 +88,17 @@ class TorchLab(Lab):
         """Say where its code reaches tensors that it leaves alone."""
         return self._held
 
+    def weights(self) -> list[Holder]:
+        """Say where the weights are: of models, and leaves of its own; not where they are many."""
+        found = [(holder.name, holder.get()) for holder in self._leaves]
+        for name, model in self._models.items():
+            found += model.named_parameters(prefix=name)
+        found = [(name, p) for name, p in found if p.requires_grad]
+        if sum(p.numel() for _, p in found) > WEIGHTS:
+            return []
+        self._weights = {id(p) for _, p in found}
+        return [_Weight(name, partial(list, [p]), 0) for name, p in found]
+
     def _sorted(self, sight: Sight) -> tuple[list[Holder], list[Holder]]:
         """Tell the tensors that a run leaves alone from those that it makes or writes to.
 
@@ -94,6 +111,8 @@ class TorchLab(Lab):
             except Exception:  # noqa: BLE001  the first run of the hunt tells of it
                 return [], []
             now = [(holder, holder.get()) for holder in _data(self.target)]
+            started = {n for n, (x, _) in before.items() if x.is_leaf and x.requires_grad}
+            self._leaves = [holder for holder, _ in now if holder.name in started]
             same = [
                 h for h, x in now
                 if h.name in before and before[h.name][0] is x and before[h.name][1] == version(x)
@@ -101,8 +120,7 @@ class TorchLab(Lab):
         written = [holder for holder, _ in now if holder not in same]
         data = [holder for holder in same if not holder.get().requires_grad]
         if not (data or self.args or self.trains):
-            leaves = {name for name, (x, _) in before.items() if x.is_leaf and x.requires_grad}
-            data = [holder for holder, _ in now if holder.name in leaves]
+            data = self._leaves
         return data, written
 
     # Runs.
@@ -123,9 +141,9 @@ class TorchLab(Lab):
 
     def modes(self) -> Iterator[tuple[str, Callable[[], AbstractContextManager[object]]]]:
         """Give the other mode of the models, and half precision."""
-        for model in self._models[:1]:
+        for model in [*self._models.values()][:1]:
             words = "in evaluation" if model.training else "in training"
-            yield words, partial(_mode, self._models, not model.training)
+            yield words, partial(_mode, [*self._models.values()], not model.training)
         tensors = [x for x in tree_leaves(self.args) if isinstance(x, torch.Tensor)]
         kind = next((x.device.type for x in tensors), "cpu")
         for name, dtype in _HALVES.items():
@@ -146,7 +164,7 @@ class TorchLab(Lab):
                 return
             with without_modes(), torch.enable_grad():
                 distance = torch.stack([_distance(watch.wanted.edge, x) for x in kept]).min()
-                wanted = [leaves[i] for i in places]
+                wanted = [getattr(leaves[i], "stands_for", leaves[i]) for i in places]
                 grads = torch.autograd.grad(distance, wanted, retain_graph=True, allow_unused=True)
             for i, grad in zip(places, grads, strict=True):
                 found[i] = None if grad is None else self.host(grad)
@@ -169,6 +187,16 @@ class TorchLab(Lab):
         if observed.error is not None:
             differentiate()
         return found
+
+
+class _Weight(Holder):
+    """Write other numbers into a weight, where its model and its optimizer find them."""
+
+    def set(self, value: Any) -> bool:
+        """Copy the numbers; what runs it puts the old ones back."""
+        with torch.no_grad():
+            self.get().data.copy_(value)
+        return True
 
 
 def _leaf(x: Any) -> torch.Tensor:

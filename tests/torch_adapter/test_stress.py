@@ -133,6 +133,41 @@ def test_a_training_step_is_sought_on_what_it_reaches_and_after_training_on(fixe
     assert all("after training on for 1 step" in str(finding) for finding in findings)
 
 
+@pytest.mark.parametrize("fixed", [False, True])
+def test_weights_are_moved_to_an_edge_that_no_data_leads_to(fixed: bool, tmp_path: Path) -> None:
+    model, shift = nn.Linear(6, 4), torch.zeros(4, requires_grad=True)
+    optimizer = torch.optim.SGD([*model.parameters(), shift], lr=0.1)
+
+    def step(x: torch.Tensor) -> None:
+        z = model(x.bernoulli()) + shift
+        loss = torch.log(1 + torch.exp(z.clamp(max=80) if fixed else z)).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    x, weights = torch.full((8, 6), 0.5), [*model.parameters(), shift]
+    before = [p.clone() for p in weights]
+    report = anynan.stress(step, x)
+    findings = [x for x in report.findings if x.words != "an empty batch"]
+    if not fixed:
+        (finding,) = findings
+        line = step.__code__.co_firstlineno + 2
+        assert finding.what == (
+            "other weights (shift, weight, bias): moved towards exp at "
+            f"test_stress.py:{line}: largest argument"
+        )
+        assert (_place(finding)[0], finding.group) == ("exp", "outside")
+        assert finding.event.tried is not None
+        assert finding.event.tried.outcome == "finite"
+        (again,) = anynan.stress(step, x, found={"inputs": finding.inputs}).findings
+        assert _place(again) == _place(finding)
+        finding.save(tmp_path / "bundle")
+    else:
+        assert findings == []
+    assert all(torch.equal(p, old) for p, old in zip(weights, before, strict=True))
+    assert all(p.grad is None for p in weights)
+
+
 @pytest.mark.tier(2)
 def test_everything_is_afterwards_as_it_was() -> None:
     model = Directions()

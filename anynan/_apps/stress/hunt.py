@@ -4,7 +4,7 @@ import io
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from dataclasses import replace
 from itertools import islice
@@ -27,6 +27,7 @@ from anynan._base import products
 from anynan._base.context import setting
 from anynan._base.folders import refuse_full
 from anynan._base.messages import left
+from anynan._reach import Holder
 from anynan._reports.logs import private
 from anynan.events import Event
 from anynan.options import CHECKS, Names
@@ -126,7 +127,7 @@ class Hunt:
 
     def __init__(self, lab: Lab, budget: float, seed: int, domain: Domain, tell: Tell) -> None:
         self.lab, self._budget, self._tell = lab, budget, tell
-        self._program = Program(lab.target, lab.args, lab.parameters, lab.held(), lab.is_array)
+        self._program = self._made_of()
         hosts = [lab.host(x) for x in self._program.arrays]
         ranges = domains(domain, self._program.names)
         self.inputs = [
@@ -141,6 +142,12 @@ class Hunt:
         self._mode: tuple[str, Callable[[], AbstractContextManager[object]]] = ("", nullcontext)
         self._steps: int | None = 0 if lab.trains else None
         self._deadly: list[str] = []
+        self._still = 0  # how many inputs stay, where weights are what changes
+
+    def _made_of(self, weights: Sequence[Holder] = ()) -> Program:
+        lab = self.lab
+        held = [*lab.held(), *weights]
+        return Program(lab.target, lab.args, lab.parameters, held, lab.is_array)
 
     @property
     def arrays(self) -> dict[str, Any]:
@@ -157,19 +164,21 @@ class Hunt:
                 self._by_spoiling()
                 self._by_mode()
                 self._by_training()
+                self._by_weights(list(margins))
         return self._ended()
 
     def again(self, found: Mapping[str, Any]) -> StressReport:
         """Run what was found before, and nothing else."""
         inputs, steps, mode = (found.get(key) for key in ("inputs", "steps", "mode"))
-        others = {*found} - {"inputs", "steps", "mode"} or {*(inputs or ())} - {*self.arrays}
-        if others:
-            msg = f"found= names {min(others)!r}: it takes inputs by name, steps and a mode"
-            raise ValueError(msg)
-        with _quiet(), self._at(steps or 0, mode or ""):
+        inputs = inputs or {}
+        with _quiet(), self._among(inputs), self._at(steps or 0, mode or ""):
+            others = {*found} - {"inputs", "steps", "mode"} or {*inputs} - {*self.arrays}
+            if others:
+                msg = f"found= names {min(others)!r}: it takes inputs by name, steps and a mode"
+                raise ValueError(msg)
             self.inputs = [
                 Input.of(item.name, np.asarray(inputs[item.name], item.example.dtype), None)
-                if inputs and item.name in inputs
+                if item.name in inputs
                 else item
                 for item in self.inputs
             ]
@@ -201,11 +210,28 @@ class Hunt:
             finally:
                 self._steps, self._mode = before
 
+    @contextmanager
+    def _among(self, names: Collection[str]) -> Iterator[None]:
+        """Have weights be what changes, and the data stay, where these are no names of data."""
+        before = self._program, self.inputs, self._still
+        weights = [] if {*names} <= {*self.arrays} else self.lab.weights()
+        if weights:
+            self._program = self._made_of(weights)
+            self._still = len(self.inputs)
+            # Runs write into the weights themselves.
+            hosts = [(held.name, self.lab.host(held.get()).copy()) for held in weights]
+            self.inputs = [*self.inputs, *(Input.of(name, x, None) for name, x in hosts)]
+        try:
+            yield
+        finally:
+            self._program, self.inputs, self._still = before
+
     def _save(self, finding: Finding, folder: str) -> None:
         """Run a finding again, and have its tracker write a bundle."""
         refuse_full(folder)
-        with _quiet(), self._at(finding.steps or 0, finding.mode):
-            self._event(list(finding.inputs.values()), save=folder)
+        with _quiet(), self._among(finding.inputs), self._at(finding.steps or 0, finding.mode):
+            pairs = ((item.name, item.example) for item in self.inputs)
+            self._event([finding.inputs.get(name, x) for name, x in pairs], save=folder)
         if not os.path.isdir(folder):
             msg = f"save(): nothing goes bad in {self._report.target} this time"
             raise ValueError(msg)
@@ -258,14 +284,15 @@ class Hunt:
         empty = any(item.example.size and not x.size for item, x in pairs)
         inside = all(item.holds(x) for item, x in pairs) and not empty
         group = SHAPED if shaped and not empty else INSIDE if inside else OUTSIDE
+        group = OUTSIDE if self._still else group
         bad = bad, empty  # what an empty batch does is a fault of its own
         mode, known = self._mode[0], self._known.get(bad)
         facts: dict[str, Any] = {
             "words": f"{mode}: {words}" if mode else words,
             "group": group,
             "distance": max((item.distance(x) for item, x in pairs), default=0.0),
-            "inputs": {item.name: x for item, x in pairs},
-            "steps": self._steps,
+            "inputs": {item.name: x for item, x in pairs if not self._still or item.changes(x)},
+            "steps": None if self._still else self._steps,
             "mode": mode,
             "numbers": "; ".join(filter(None, (item.changes(x) for item, x in pairs))),
         }
@@ -341,6 +368,7 @@ class Hunt:
         self._report.runs += 1
         with self._mode[1]():
             slopes = self.lab.slopes(self._program.call, self._made(arrays), watch)
+        slopes = [*[None] * self._still, *slopes[self._still :]]
         margin = watch.margins.get(site)
         return Step(None if margin is None else margin.distance, slopes, watch.bad is not None)
 
@@ -357,7 +385,8 @@ class Hunt:
 
         def is_harm(arrays: tuple[Array, ...], *, named: bool) -> bool:
             names = ", ".join(item.name for item, x in self._pairs(arrays) if item.changes(x))
-            bad, words = self._look(arrays).bad, f"{names}: moved towards {site}"
+            what = f"other weights ({names})" if self._still else names
+            bad, words = self._look(arrays).bad, f"{what}: moved towards {site}"
             return bad is not None and self._investigate(arrays, words, bad, named=named)
 
         # The nearest that a second run can name; right at the edge, it may round otherwise.
@@ -464,6 +493,14 @@ class Hunt:
                 self._steps = steps
                 if self._over or (steps in TRAINED and self._trained(example)):
                     return
+
+    def _by_weights(self, sites: Sequence[Site]) -> None:
+        """Move the weights of a training step towards the edges that no data led to."""
+        if not self.lab.trains:
+            return
+        with self._among(["weights"]):
+            if self._still:
+                self._seek([site for site in sites if site.key not in self._found])
 
     def _trained(self, example: Sequence[Array]) -> bool:
         """Tell whether the training is lost; else seek what was not found yet."""

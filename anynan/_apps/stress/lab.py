@@ -128,6 +128,10 @@ class Lab(ABC):
         """Say where its code reaches data past its arguments."""
         return []
 
+    def weights(self) -> list[Holder]:
+        """Say where the weights are that a training step moves."""
+        return []
+
     def slopes(
         self, program: Callable[..., Any], xs: Sequence[Any], watch: Watch
     ) -> list[Array | None]:

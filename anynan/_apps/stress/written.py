@@ -134,7 +134,8 @@ class _Tests:
         found = {
             name: self._array(f"{number}.found.{name}", x)
             for name, x in kept.inputs.items()
-            if (kept.steps or name not in local) and not np.array_equal(x, start[name])
+            if (kept.steps or name not in local)
+            and not (name in start and np.array_equal(x, start[name]))
         }
         keys = [f'"{name}": {code}' for name, code in found.items()]
         parts = [f'"inputs": {{{", ".join(keys)}}}'] if keys else []
