@@ -1,5 +1,6 @@
 """What a hunt needs of PyTorch: the slope of a distance, and ways to run a target."""
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -7,10 +8,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.overrides import TorchFunctionMode
 
 from anynan._apps.stress.edges import Edge
 from anynan._apps.stress.lab import Array, Lab, Watch
 from anynan._arrays.arguments import positional
+from anynan._base.sources import user_source
 from anynan._reach import Holder, Reach
 from anynan._trace.op import Observed, Observer
 from anynan.torch.call.discovery import named_models
@@ -23,6 +26,8 @@ from anynan.torch.tracking import track
 _HALVES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
 WEIGHTS = 10**7  # numbers up to which they are moved
+DRAWS, FEW = 8, 32  # draws that are hit, and numbers up to which all of a draw are
+_UNIFORM, _EITHER = ("rand", "rand_like", "uniform_"), ("bernoulli", "bernoulli_")
 
 
 def lab_of(target: Any, example: tuple[Any, ...]) -> Lab | None:
@@ -45,8 +50,11 @@ class TorchLab(Lab):
         self._sight: Sight | None = None
         self._models = named_models(target, args)
         passes: list[Any] = []
-        with Sight(target) as sight:
+        self._draws = _Draws(target)
+        with Sight(self._draws.step) as sight:
             found = sight.run(args, {}, None, passes.append)
+        if self._draws.seen:
+            self.target = target = self._draws.step
         self.trains = bool(passes)
         self._leaves: list[Holder] = []
         self._weights = set[int]()
@@ -144,6 +152,9 @@ class TorchLab(Lab):
         for model in [*self._models.values()][:1]:
             words = "in evaluation" if model.training else "in training"
             yield words, partial(_mode, [*self._models.values()], not model.training)
+        for at, (words, draws) in enumerate(self._draws.seen[:DRAWS]):
+            for text, change in draws:
+                yield f"where {words} draws {text}", partial(self._draws.hit, at, change)
         tensors = [x for x in tree_leaves(self.args) if isinstance(x, torch.Tensor)]
         kind = next((x.device.type for x in tensors), "cpu")
         for name, dtype in _HALVES.items():
@@ -189,6 +200,51 @@ class TorchLab(Lab):
         return found
 
 
+class _Draws(TorchFunctionMode):
+    """Know what a target draws at random, and have it draw what comes rarely.
+
+    Attributes:
+        step: Calls the target.
+        seen: What the first call drew, in words, and what else can be drawn.
+    """
+
+    def __init__(self, target: Callable[..., Any]) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, list[tuple[str, Callable[[Any], object]]]]] = []
+        self._at, self._hit = 0, (-1, lambda _: None)
+
+        def step(*args: Any, **kwargs: Any) -> Any:
+            self._at = 0
+            with self:
+                return target(*args, **kwargs)
+
+        self.step = _named(step, target)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Look at what is called."""
+        out, name = func(*args, **(kwargs or {})), getattr(func, "__name__", "")
+        if name not in _UNIFORM + _EITHER or not isinstance(out, torch.Tensor):
+            return out
+        if self._at == len(self.seen):
+            source = user_source(framework="torch")
+            where = "" if source is None else f" at {os.path.basename(source.file)}:{source.line}"
+            bounds = args[1:] or kwargs if name == "uniform_" else ()
+            self.seen.append((f"{name}{where}", [] if bounds else list(_rare(name, out))))
+        if self._at == self._hit[0]:
+            self._hit[1](out.data)
+        self._at += 1
+        return out
+
+    @contextmanager
+    def hit(self, at: int, change: Callable[[Any], object]) -> Iterator[None]:
+        """Have a draw be another meanwhile."""
+        before, self._hit = self._hit, (at, change)
+        try:
+            yield
+        finally:
+            self._hit = before
+
+
 class _Weight(Holder):
     """Write other numbers into a weight, where its model and its optimizer find them."""
 
@@ -197,6 +253,15 @@ class _Weight(Holder):
         with torch.no_grad():
             self.get().data.copy_(value)
         return True
+
+
+def _rare(name: str, x: torch.Tensor) -> Iterator[tuple[str, Callable[[Any], object]]]:
+    """Say what a draw is rarely: one number in 17 million of float32 is 0."""
+    if name in _UNIFORM and x.numel() and x.dtype != torch.float64:
+        yield "a 0", lambda x: x.__setitem__((0,) * x.ndim, 0.0)
+    if name in _EITHER and 0 < x.numel() <= FEW:
+        yield "nothing but 0", lambda x: x.zero_()
+        yield "nothing but 1", lambda x: x.fill_(1)
 
 
 def _leaf(x: Any) -> torch.Tensor:

@@ -168,6 +168,31 @@ def test_weights_are_moved_to_an_edge_that_no_data_leads_to(fixed: bool, tmp_pat
     assert all(p.grad is None for p in weights)
 
 
+def test_what_a_program_draws_rarely_is_tried() -> None:
+    def waits(x: torch.Tensor) -> torch.Tensor:
+        return -torch.log(torch.rand(6)) / x
+
+    def mended(x: torch.Tensor) -> torch.Tensor:
+        return -torch.log1p(-torch.rand(6)) / x
+
+    def share(x: torch.Tensor) -> torch.Tensor:
+        seen = torch.full((6,), 0.5).bernoulli()
+        return (x * seen).sum() / seen.sum()
+
+    x, state = torch.rand(6) + 1, torch.get_rng_state()
+    line = waits.__code__.co_firstlineno + 1
+    finding = anynan.stress(waits, x).findings[0]
+    assert finding.mode == f"where rand at test_stress.py:{line} draws a 0"
+    assert (_place(finding)[0], finding.group) == ("log", "inside")
+    (again,) = anynan.stress(waits, x, found={"mode": finding.mode}).findings
+    assert _place(again) == _place(finding)
+    assert anynan.stress(mended, x).findings == []
+    finding = anynan.stress(share, x).findings[0]
+    assert finding.mode.endswith("draws nothing but 0")
+    assert _place(finding)[0] == "divide"
+    assert torch.equal(torch.get_rng_state(), state)
+
+
 @pytest.mark.tier(2)
 def test_everything_is_afterwards_as_it_was() -> None:
     model = Directions()

@@ -282,20 +282,10 @@ class Hunt:
         """
         pairs = list(self._pairs(arrays))
         empty = any(item.example.size and not x.size for item, x in pairs)
-        inside = all(item.holds(x) for item, x in pairs) and not empty
+        inside = all(item.holds(x) for item, x in pairs) and not (empty or self._still)
         group = SHAPED if shaped and not empty else INSIDE if inside else OUTSIDE
-        group = OUTSIDE if self._still else group
         bad = bad, empty  # what an empty batch does is a fault of its own
-        mode, known = self._mode[0], self._known.get(bad)
-        facts: dict[str, Any] = {
-            "words": f"{mode}: {words}" if mode else words,
-            "group": group,
-            "distance": max((item.distance(x) for item, x in pairs), default=0.0),
-            "inputs": {item.name: x for item, x in pairs if not self._still or item.changes(x)},
-            "steps": None if self._still else self._steps,
-            "mode": mode,
-            "numbers": "; ".join(filter(None, (item.changes(x) for item, x in pairs))),
-        }
+        facts, known = self._facts(words, group, pairs), self._known.get(bad)
         if known is not None and replace(known, **facts).rank >= known.rank:
             known.add(facts["words"])
             return True
@@ -308,6 +298,25 @@ class Hunt:
             self._known[bad] = self._found[new.key] = new
         self._known[bad].add(known.words, *known.also, new.words)
         return True
+
+    def _facts(
+        self, words: str, group: str, pairs: Sequence[tuple[Input, Array]]
+    ) -> dict[str, Any]:
+        """Say what a finding says of its inputs; where weights change, of those that do."""
+        mode, numbers = self._mode[0], [item.changes(x) for item, x in pairs]
+        return {
+            "words": f"{mode}: {words}" if mode else words,
+            "group": group,
+            "distance": max((item.distance(x) for item, x in pairs), default=0.0),
+            "inputs": {
+                item.name: x
+                for (item, x), changed in zip(pairs, numbers, strict=True)
+                if changed or not self._still
+            },
+            "steps": None if self._still else self._steps,
+            "mode": mode,
+            "numbers": "; ".join(filter(None, numbers)),
+        }
 
     def _event(self, arrays: Sequence[Array], **options: Any) -> Event | None:
         """Track a run on inputs; by operation, where what goes bad leads nowhere."""
