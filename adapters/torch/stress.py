@@ -1,6 +1,5 @@
 """What a hunt needs of PyTorch: the slope of a distance, and ways to run a target."""
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -10,7 +9,7 @@ import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
-from anynan._apps.stress.edges import Edge
+from anynan._apps.stress.edges import Edge, told
 from anynan._apps.stress.lab import Array, Lab, Watch
 from anynan._arrays.arguments import positional
 from anynan._base.sources import user_source
@@ -189,7 +188,7 @@ class TorchLab(Lab):
             differentiate()
             return out
 
-        with Sight(run) if self._sight is None else self._seen(program) as sight:
+        with self._seen(program) as sight:
             run_by, sight.fn = sight.fn, run
             try:
                 observed = sight.run(tuple(leaves), {}, watch, differentiate)
@@ -211,7 +210,8 @@ class _Draws(TorchFunctionMode):
     def __init__(self, target: Callable[..., Any]) -> None:
         super().__init__()
         self.seen: list[tuple[str, list[tuple[str, Callable[[Any], object]]]]] = []
-        self._at, self._hit = 0, (-1, lambda _: None)
+        self._at = 0
+        self._hit: tuple[int, Callable[[Any], object]] = (-1, lambda _: None)
 
         def step(*args: Any, **kwargs: Any) -> Any:
             self._at = 0
@@ -226,8 +226,7 @@ class _Draws(TorchFunctionMode):
         if name not in _UNIFORM + _EITHER or not isinstance(out, torch.Tensor):
             return out
         if self._at == len(self.seen):
-            source = user_source(framework="torch")
-            where = "" if source is None else f" at {os.path.basename(source.file)}:{source.line}"
+            where = told(user_source(framework="torch"), None)
             bounds = args[1:] or kwargs if name == "uniform_" else ()
             self.seen.append((f"{name}{where}", [] if bounds else list(_rare(name, out))))
         if self._at == self._hit[0]:

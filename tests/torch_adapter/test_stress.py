@@ -170,10 +170,10 @@ def test_weights_are_moved_to_an_edge_that_no_data_leads_to(fixed: bool, tmp_pat
 
 def test_what_a_program_draws_rarely_is_tried() -> None:
     def waits(x: torch.Tensor) -> torch.Tensor:
-        return -torch.log(torch.rand(6)) / x
+        return -torch.log(torch.rand(6)) * x
 
     def mended(x: torch.Tensor) -> torch.Tensor:
-        return -torch.log1p(-torch.rand(6)) / x
+        return -torch.log1p(-torch.rand(6)) * x
 
     def share(x: torch.Tensor) -> torch.Tensor:
         seen = torch.full((6,), 0.5).bernoulli()

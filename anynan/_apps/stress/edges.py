@@ -1,6 +1,7 @@
 """Which operations have an edge, and how far their operands are from it."""
 
 import math
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -179,19 +180,12 @@ class Site:
     source: Source | None
 
     def __str__(self) -> str:
-        return f"{self.operation}{self.at}: {self.edge.what}"
+        return f"{self.operation}{told(self.source, self.layer)}: {self.edge.what}"
 
     @property
     def key(self) -> tuple[object, ...]:
         """Say what makes two edges belong to one operation, as ``Finding.key`` does."""
         return self.operation, place(self.source, self.layer), False
-
-    @property
-    def at(self) -> str:
-        """Say where, as far as it is known."""
-        if self.source is not None:
-            return f" at {self.source.file.rpartition('/')[2]}:{self.source.line}"
-        return f" in {self.layer}" if self.layer else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,3 +219,10 @@ def place(source: Source | None, layer: str | None) -> object:
     if source is None:
         return layer
     return source.file, source.line, source.column
+
+
+def told(source: Source | None, layer: str | None) -> str:
+    """Say where something is, as far as it is known."""
+    if source is not None:
+        return f" at {os.path.basename(source.file)}:{source.line}"
+    return f" in {layer}" if layer else ""

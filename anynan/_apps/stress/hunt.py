@@ -4,11 +4,11 @@ import io
 import os
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from dataclasses import replace
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -38,6 +38,7 @@ TRAINED = (1, 8, 64)  # steps of training on, after which the search goes on
 Tell = Callable[[str, float], object]
 Found = Mapping[str, Any] | None
 _AS_IT_IS = "the example itself"
+_T = TypeVar("_T")
 
 
 def stress(
@@ -150,6 +151,10 @@ class Hunt:
         return Program(lab.target, lab.args, lab.parameters, held, lab.is_array)
 
     @property
+    def _example(self) -> tuple[Array, ...]:
+        return tuple(item.example for item in self.inputs)
+
+    @property
     def arrays(self) -> dict[str, Any]:
         """Give the arrays of the example by name."""
         return dict(zip(self._program.names, self._program.arrays, strict=True))
@@ -203,7 +208,7 @@ class Hunt:
         before = self._steps, self._mode
         with self.lab.kept(self._program.call):
             for _ in range(steps):
-                self._program.call(*self._made([item.example for item in self.inputs]))
+                self._train()
             self._steps, self._mode = steps or self._steps, (mode, modes[mode])
             try:
                 yield
@@ -240,6 +245,13 @@ class Hunt:
     def _over(self) -> bool:
         return time.monotonic() - self._began > self._budget
 
+    def _in_time(self, items: Iterable[_T]) -> Iterator[_T]:
+        """Go on with what is to be tried until the time is over."""
+        for item in items:
+            if self._over:
+                return
+            yield item
+
     # Runs.
 
     def _made(self, arrays: Sequence[Array]) -> list[Any]:
@@ -257,15 +269,18 @@ class Hunt:
 
     def _first(self) -> dict[Site, Margin]:
         """Run the example itself."""
-        example = [item.example for item in self.inputs]
-        watch = self._look(example)
+        watch = self._look(self._example)
         if self._seen.error is not None:
             raise self._seen.error
         self._report.margins = sorted(watch.margins.values(), key=lambda margin: margin.bits)
         self._deadly = sorted(watch.raw & self.lab.deadly)
         if watch.bad is not None:
-            self._investigate(example, _AS_IT_IS, watch.bad)
+            self._investigate(self._example, _AS_IT_IS, watch.bad)
         return watch.margins
+
+    def _train(self) -> None:
+        """Run the example once more, and let what it changes stay."""
+        self._program.call(*self._made(self._example))
 
     def _investigate(
         self, arrays: Sequence[Array], words: str, bad: object, *, shaped: bool = False,
@@ -347,19 +362,13 @@ class Hunt:
         if not any(item.fractions for item in self.inputs):
             return
         firsts: list[tuple[float, int, Site, Step]] = []
-        start = tuple(item.example for item in self.inputs)
-        for number, site in enumerate(x for x in sites if x.edge.has_slope):
-            if self._over:
-                return
-            step = self._step(site, start)
+        for number, site in enumerate(self._in_time(x for x in sites if x.edge.has_slope)):
+            step = self._step(site, self._example)
             reach = self._reach(step)
             if reach is not None:
                 firsts.append((reach, number, site, step))
-        for _, _, site, first in sorted(firsts, key=lambda item: item[:2]):
-            if self._over:
-                return
-            self._report.tried += 1
-            self._report.survived += not self._sought(site, first)
+        for _, _, site, first in self._in_time(sorted(firsts, key=lambda item: item[:2])):
+            self._report.count(harm=self._sought(site, first))
 
     def _reach(self, step: Step) -> float | None:
         """Estimate how many widths of the range an edge is away; None where no slope leads."""
@@ -408,11 +417,8 @@ class Hunt:
         return False
 
     def _by_rule(self) -> None:
-        for trial in [*self._drawn(), *trials(self.inputs)]:
-            if self._over:
-                return
-            self._report.tried += 1
-            self._report.survived += not self._tried(trial)
+        for trial in self._in_time([*self._drawn(), *trials(self.inputs)]):
+            self._report.count(harm=self._tried(trial))
 
     def _tried(self, trial: Trial) -> bool:
         if any(item.given and not item.holds(x) for item, x in self._pairs(trial.arrays)):
@@ -446,17 +452,15 @@ class Hunt:
 
     def _by_spoiling(self) -> None:
         """Put a NaN or an Inf into one sample, and see whether the others stay finite."""
-        example = [item.example for item in self.inputs]
+        example = self._example
         for number, item in enumerate(self.inputs):
             if not item.fractions or item.given or not item.example.shape[:1] > (1,):
                 continue
-            for words, x in spoilt(item.example):
-                if self._over:
-                    return
+            for words, x in self._in_time(spoilt(item.example)):
                 arrays = [*example[:number], x, *example[number + 1 :]]
                 good = self._others_stay_good(arrays, len(x))
-                self._report.tried += good is not None
-                self._report.survived += bool(good)
+                if good is not None:
+                    self._report.count(harm=not good)
                 if good is False:
                     self._found_spoilt(arrays, f"{item.name}: {words}")
 
@@ -477,30 +481,25 @@ class Hunt:
             self._found.setdefault(new.key, new).add(words)
 
     def _by_mode(self) -> None:
-        example = [item.example for item in self.inputs]
-        for words, mode in self.lab.modes():
-            if self._over:
-                return
-            self._mode = (words, mode)
-            self._report.tried += 1
-            bad = self._look(example).bad
-            harm = bad is not None and self._investigate(example, _AS_IT_IS, bad)
-            self._report.survived += not harm
+        for mode in self._in_time(self.lab.modes()):
+            self._mode = mode
+            bad = self._look(self._example).bad
+            harm = bad is not None and self._investigate(self._example, _AS_IT_IS, bad)
+            self._report.count(harm=harm)
         self._mode = ("", nullcontext)
 
     def _by_training(self) -> None:
         """Train on, and seek again from there."""
         if not self.lab.trains or any(x.group == INSIDE for x in self._found.values()):
             return
-        example = [item.example for item in self.inputs]
         with self.lab.kept(self._program.call):
-            for steps in range(1, max(TRAINED) + 1):
+            for steps in self._in_time(range(1, max(TRAINED) + 1)):
                 try:
-                    self._program.call(*self._made(example))
+                    self._train()
                 except Exception:  # noqa: BLE001  the code itself ends the training
                     return
                 self._steps = steps
-                if self._over or (steps in TRAINED and self._trained(example)):
+                if steps in TRAINED and self._trained():
                     return
 
     def _by_weights(self, sites: Sequence[Site]) -> None:
@@ -511,12 +510,12 @@ class Hunt:
             if self._still:
                 self._seek([site for site in sites if site.key not in self._found])
 
-    def _trained(self, example: Sequence[Array]) -> bool:
+    def _trained(self) -> bool:
         """Tell whether the training is lost; else seek what was not found yet."""
-        watch = self._look(example)
+        watch = self._look(self._example)
         if watch.bad is not None:
             self._report.tried += 1
-            return self._investigate(example, _AS_IT_IS, watch.bad)
+            return self._investigate(self._example, _AS_IT_IS, watch.bad)
         self._seek([site for site in watch.margins if site.key not in self._found])
         return False
 

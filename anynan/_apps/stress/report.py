@@ -132,6 +132,11 @@ class StressReport:
     notes: list[str] = field(default_factory=list)
     origin: Origin | None = field(default=None, repr=False, compare=False)
 
+    def count(self, *, harm: bool) -> None:
+        """Count what was tried once."""
+        self.tried += 1
+        self.survived += not harm
+
     @property
     def open(self) -> list[Finding]:
         """List what is not outside of the example's range, and not accepted."""
