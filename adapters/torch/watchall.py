@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ from anynan._steps.tracked import inside
 from anynan.errors import AnomalyError
 from anynan.options import Options
 from anynan.torch.call import noted
-from anynan.torch.call.discovery import find_modules
+from anynan.torch.call.discovery import find_iterators, find_modules
 from anynan.torch.graphs.compiler import between_graphs
 from anynan.torch.private import is_tracing
 from anynan.torch.session.model import ModelSession
@@ -165,14 +166,20 @@ class Finder:
             if model is None or isinstance(model, torch.nn.Module | type):
                 return made
             first = [True]
+            again: list[Any] = [None]  # what an investigation calls, if it can
 
             @functools.wraps(made)
             def run(*args: Any, **kwargs: Any) -> Any:
-                if not _is_compiling() and first:
+                if _is_compiling():
+                    return made(*args, **kwargs)
+                if first:
                     first.clear()
-                    for module in find_modules(model, args, kwargs).values():
+                    modules = find_modules(model, args, kwargs)
+                    for module in modules.values():
                         self.look(module)
-                return made(*args, **kwargs)
+                    if isinstance(model, FunctionType) and not modules:
+                        again[:] = [None if find_iterators(model) else model]
+                return noted.called(made, again[0], args, kwargs, sys._getframe(1))
 
             return run
 

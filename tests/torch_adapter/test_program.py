@@ -486,3 +486,43 @@ def test_what_the_program_writes_into_weights_by_hand_is_not_put_to_the_optimize
     assert f"op {name}" in said
     assert write[:60] in said
     assert "by the optimizer" not in said
+
+
+COMPILED = """
+import torch
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 3)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+calls, scale = [], torch.ones((), requires_grad=True)
+
+def tall(x, k):
+    return torch.{name}(x * k)
+
+@torch.compile(backend="aot_eager")
+def loss_fn(x, *, k):
+    calls.append(1)
+    {write}
+    return tall(x.square().mean(), k) + scale
+
+for i in range(3):
+    loss = loss_fn(model(torch.ones(5, 4)) * 1, k=float(i != 1))
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+print(len(calls), scale.grad)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "write", "wanted"),
+    [
+        ("log", "", "op log {}:9 in tall"),
+        ("sqrt", "", "op gradient of sqrt {}:9 in tall"),
+        ("log", "x.add_(1)", "outside_the_model"),  # it is not run again
+    ],
+)
+def test_a_compiled_loss_is_told_with_its_line_and_leaves_all_as_it_was(
+    name: str, write: str, wanted: str, tmp_path: Path
+) -> None:
+    _, printed, said = run(tmp_path, COMPILED.format(name=name, write=write))
+    assert printed == "3 tensor(3.)\n"
+    assert wanted.format(tmp_path / "script.py") in said
+    assert "1 bad in 3 steps" in said

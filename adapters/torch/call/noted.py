@@ -353,24 +353,32 @@ class Notes(FunctionMode):
         self._turn()
         self._turn()
 
-    def applied(self, run: Callable[..., Any], args: tuple[Any, ...], frame: FrameType) -> Any:
-        """Note a function with a gradient of the program's own as one operation."""
+    def applied(
+        self, run: Callable[..., Any], again: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
+        frame: FrameType,
+    ) -> Any:  # fmt: skip
+        """Note a call of the program's own function as one operation, unless it writes in place."""
         note: Any = None
+        versions: list[int] = []
         with suppress(Exception):  # it may hold what is not to be held
-            versions: list[int] = []
             taken = [_deep(x, versions) for x in args]
+            named = {name: _deep(x, versions) for name, x in kwargs.items()}
             autocast = casts() if is_casting() else {}
-            note = (run, taken, None, versions, *_place(frame), autocast)
+            note = (again, taken, named, versions, *_place(frame), autocast)
         self.take()
         try:
-            out = run(*args)
+            out = run(*args, **kwargs)
         finally:
             self.put()
         if note is not None:
             with suppress(Exception):  # of inference mode
+                after: list[int] = []
+                for x in (*args, *kwargs.values()):
+                    _deep(x, after)
                 one = type(out) is _Tensor
                 made = (_ref(out), writes(out), out.requires_grad) if one else _several(out)
-                self.notes.append((*note, *made, None))
+                if after == versions:
+                    self.notes.append((*note, *made, None))
         return out
 
     # Backward passes.
@@ -604,13 +612,30 @@ def applying(apply: Any) -> Callable[..., Any]:
     """Note the program's own functions with a gradient: no function mode sees their call."""
 
     def applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        notes = _here.notes
+        run = apply.__get__(None, cls)
         own = isinstance(cls.forward, FunctionType) and _is_users(cls.forward.__code__)
-        if notes is None or kwargs or not own or not function_modes.has(notes) or _has_ranks():
-            return apply.__get__(None, cls)(*args, **kwargs)
-        return notes.applied(apply.__get__(None, cls), args, _getframe(1))
+        return called(run, run if own else None, args, kwargs, _getframe(1))
 
     return applied
+
+
+def called(
+    run: Callable[..., Any], again: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
+    frame: FrameType,
+) -> Any:  # fmt: skip
+    """Call a function, noted as one operation where anything is noted.
+
+    Args:
+        run: What to call.
+        again: What an investigation calls; None if nothing may be called again.
+        args: With what.
+        kwargs: By name.
+        frame: Where it is called.
+    """
+    notes = _here.notes
+    if again is None or notes is None or not function_modes.has(notes) or _has_ranks():
+        return run(*args, **kwargs)
+    return notes.applied(run, again, args, kwargs, frame)
 
 
 def placing(show: Callable[..., Any]) -> Callable[..., Any]:

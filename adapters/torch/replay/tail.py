@@ -11,13 +11,13 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from types import FrameType
+from types import FrameType, FunctionType
 from typing import Any
 
 import torch
 
 from anynan._base.context import replay_context
-from anynan._base.sources import user_source
+from anynan._base.sources import is_library, user_source
 from anynan._diagnosis.lineage import External, Replay
 from anynan._diagnosis.rules.repair import Repair
 from anynan._diagnosis.trials import Attempt
@@ -26,6 +26,8 @@ from anynan.events import Extent, Phase, Source
 from anynan.torch.call import noted
 from anynan.torch.call.noted import Note, Noted, Pass
 from anynan.torch.call.randomstate import RandomState
+from anynan.torch.call.reached import Reached
+from anynan.torch.graphs.compiler import eager
 from anynan.torch.private import (
     data_of,
     give_saved_tensors_hooks,
@@ -225,7 +227,7 @@ class Tail:
                     )
                 continue
             watcher.called = note.source()
-            with _modes(note):
+            with _modes(note), _kept_as_is(note.func):
                 out = note.func(*args, **kwargs) if data is None else data
             if note.in_place:
                 values[id(note.out), note.version] = args[0]
@@ -449,6 +451,7 @@ def _again(
         with ExitStack() as stack:
             stack.enter_context(replay_context())
             stack.enter_context(unseen())
+            stack.enter_context(eager())
             if not _run(tail, watcher, gradients, phase):
                 return None
     except Lost:
@@ -468,15 +471,17 @@ def _run(tail: Tail, watcher: TailWatcher, gradients: list[Any] | None, phase: P
                 watcher.check_sink(phase, None, "loss", x)
             return True
         weak = weakref.ref(watcher)
-        for name, _, stand in tail.outside:
-            if stand.requires_grad:
-                stand.register_hook(functools.partial(arrived, weak, None, name, None))
+        leaves = [(name, stand) for name, _, stand in tail.outside if stand.requires_grad]
+        for name, stand in leaves:
+            stand.register_hook(functools.partial(arrived, weak, None, name, None))
         pairs = [(x, g) for x, g in zip(roots, gradients, strict=True) if x.requires_grad]
-        if not pairs:
+        if not pairs or not leaves:
             return False
-        torch.autograd.backward([x for x, _ in pairs], [g for _, g in pairs])
+        # A function of the program's own may reach weights: their gradients are the program's.
+        wanted = [x for _, x in leaves]
+        torch.autograd.backward([x for x, _ in pairs], [g for _, g in pairs], inputs=wanted)
         if watcher.runner is not None:
-            found = [x.grad for _, _, x in tail.outside if x.grad is not None]
+            found = [x.grad for x in wanted if x.grad is not None]
             watcher.runner.gradient_norm = norm_of(found)
     return True
 
@@ -502,6 +507,21 @@ def _filled(value: Callable[[Any], Any], x: Any) -> Any:
 def _requires(ref: Any) -> bool:
     x = ref()
     return x is not None and bool(x.requires_grad)
+
+
+@contextmanager
+def _kept_as_is(fn: Any) -> Iterator[None]:
+    """Leave all that a function of the program's own reaches as it is."""
+    if not isinstance(fn, FunctionType) or is_library(fn.__code__.co_filename):
+        yield
+        return
+    reached = Reached(fn)
+    reached.reach.search(())
+    put_back = reached.hold()
+    try:
+        yield
+    finally:
+        put_back()
 
 
 @contextmanager
