@@ -137,13 +137,13 @@ class DeviceBuffers:
     """
 
     def __init__(self, count: int, replicas: int, *, sizes: bool) -> None:
-        self._sizes = sizes
+        self._sizes, self._rows = sizes, ROOM * count
         self._lock = threading.RLock()
         self.alone = replicas == 1
         if self.alone:
             self.held = [DeviceBuffer(count, grows=True)]
         else:
-            self.held = [DeviceBuffer(ROOM * count, grows=False) for _ in range(replicas)]
+            self.held = [DeviceBuffer(self._rows, grows=False) for _ in range(replicas)]
 
     def look(self, tensors: list[Any], *, xla: bool) -> Any:
         """Read tensors in a graph; under XLA how large they are only where that is asked for."""
@@ -155,8 +155,8 @@ class DeviceBuffers:
         """Write what a frame collected into its graph; None if there is no room."""
         with self._lock:
             number = replica()
-            if number >= len(self.held):  # its weights did not tell that there are several
-                return None
+            while number >= len(self.held):  # its weights did not tell that there are several
+                self.held.append(DeviceBuffer(self._rows, grows=False))
             buffer = self.held[number]
             block = buffer.open(frame.points, frame.order, backward=backward)
         if block is not None:
