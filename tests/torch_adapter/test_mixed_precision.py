@@ -215,6 +215,26 @@ def test_an_overflow_that_reaches_no_weight_is_not_called_a_skipped_update(read:
     assert "reached no weight: the scaler makes this update (scale now 1024)" in event.expected
 
 
+@pytest.mark.parametrize("read", ["immediate", "end"])
+@pytest.mark.parametrize(("scale", "power", "told"), [(2.0**4, 0.5, 1), (2.0**127, 2.0, 0)])
+def test_a_scaled_loss_may_overflow_but_not_be_nan(
+    scale: float, power: float, told: int, read: Any
+) -> None:
+    net = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(net.parameters(), 1e-9)
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+    advanced = anynan.Advanced(read=read)
+    with anynan.torch.track(net, action="record", advanced=advanced) as tracker:
+        for _ in range(2):
+            loss = (net(torch.ones(1, 2)).square().sum() - 9.0).pow(power)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    losses = [event for event in tracker.events if event.phase == "loss"]
+    assert [event.kind for event in losses] == ["nan"] * told
+
+
 def test_somebody_elses_wrapper_of_the_scaler_stays() -> None:
     for each in updates.watching():  # left by another test
         each.tracker.remove()

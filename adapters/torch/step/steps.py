@@ -171,20 +171,23 @@ class Steps:
         if rows is None or _last_pass[0] == number:
             return
         _last_pass[0] = number  # of several models the first one that it comes to reads it
-        if ever and (in_use(state.scales) or in_sight()):
-            return  # what is scaled may overflow
+        # What is scaled may overflow, but that alone makes no NaN: that is all that is read of it.
+        scaled = bool(ever) and (in_use(state.scales) or in_sight())
+        name = "scaled loss" if scaled else "loss"
         for x in backward_roots(state.thread.ident):
             if isinstance(x, torch.Tensor) and x.numel() == 1 and x.dtype in DTYPE_NAME:
                 if known(x):
                     continue
                 monitor = self.tracker.judge.monitor
-                site = monitor.site(None, "loss", "loss", DTYPE_NAME[x.dtype], DTYPE_MAX[x.dtype])
-                order, value = len(rows.sites), x.detach()
+                site = monitor.site(None, "loss", name, DTYPE_NAME[x.dtype], DTYPE_MAX[x.dtype])
+                order = len(rows.sites)
+                value = x.detach().clamp(-1, 1) if scaled else x.detach()
                 bad = state.slots.write(rows, site, max(len(state.step_roots) - 1, 0), value)
                 expected = context._expected.get()
                 if expected is not None:
                     rows.expect([order], expected)
-                if bad and self.scalers.scale(state) is not None:  # one that was made just now
+                late = bad and not value.isnan() and self.scalers.scale(state) is not None
+                if late:  # a scaler that was made just now
                     rows.clear_reading(order)
                 elif bad:
                     self.flag(state, rows, rows.last, value)
