@@ -290,7 +290,9 @@ class Finder:
         """Tell whether it is watched already, or is somebody else's affair."""
         if isinstance(module, (torch.fx.GraphModule, torch.jit.ScriptModule)):
             return True
-        return _is_keras(module) or bool(_watchers(module))
+        # What measures a range as a model is quantized is none of the program's.
+        measures = type(module).__module__.startswith("torch.ao.quantization.")
+        return measures or _is_keras(module) or bool(_watchers(module))
 
 
 def _is_keras(module: torch.nn.Module) -> bool:
@@ -330,5 +332,10 @@ def _has_graph(x: Any, depth: int = 2) -> bool:
 
 
 def _is_bare(module: torch.nn.Module) -> bool:
-    """Tell whether it has nothing that a model has: no weights, no statistics of what it saw."""
-    return next(itertools.chain(module.parameters(), module.buffers()), None) is None
+    """Tell whether it has nothing that a model has: no weights, no statistics of what it saw.
+
+    Quantized weights are no parameters.
+    """
+    if next(itertools.chain(module.parameters(), module.buffers()), None) is not None:
+        return False
+    return not any(type(x).__module__.startswith("torch.ao.nn.") for x in module.modules())

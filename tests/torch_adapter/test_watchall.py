@@ -229,6 +229,15 @@ def test_what_cannot_be_watched_is_a_line_and_no_exception(found: Found) -> None
     assert "a Linear is not watched: ValueError weight is on the meta device" in line
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_a_quantized_model_is_one_and_what_measures_its_weights_is_none(found: Found) -> None:
+    ao: Any = torch.ao.quantization
+    quantized = ao.quantize_dynamic(net().eval(), {nn.Linear}, dtype=torch.qint8)
+    quantized(torch.ones(3, 4))
+    (line,) = found.lines()
+    assert "anynan: Sequential: nothing went bad in 1 step" in line
+
+
 @pytest.mark.filterwarnings("ignore:.torch.jit.trace. is deprecated:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")  # an error hides what went wrong
 @pytest.mark.usefixtures("found")
