@@ -394,6 +394,18 @@ function_modes = FunctionModes()
 """The function modes of this thread."""
 
 
+def hooks_around(modules: Iterable[torch.nn.Module]) -> Iterator[Any]:
+    """Walk the functions that run around modules' calls, and as their weights get gradients."""
+    held: list[Any] = []
+    for each in (torch.nn.modules.module, *modules):
+        held += [x for name, x in vars(each).items() if name.endswith("_hooks")]
+        if isinstance(each, torch.nn.Module):
+            for p in each.parameters(recurse=False):
+                held += [p._backward_hooks, getattr(p, "_post_accumulate_grad_hooks", None)]
+    for each in held:
+        yield from each.values() if isinstance(each, dict) else ()
+
+
 EVALUATION = "torch._dynamo.eval_frame"
 """The module through which compiled code is called."""
 

@@ -88,6 +88,43 @@ def test_what_a_layer_counts_in(where: str, whole: bool) -> None:
     assert (model.n, float(model.tensor), float(model.moving)) == (5, 5.0, 5.0)
 
 
+count = 0
+SEEN: list[Any] = []
+
+
+class Telling(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        global count  # noqa: PLW0603
+        count += 1
+        self.tell("forward")
+        return torch.sqrt(self.linear(x) * 0)
+
+    def tell(self, what: str) -> None:
+        SEEN.append(what)
+
+
+def test_what_layers_and_hooks_on_them_write_outside_of_the_model_is_written_once() -> None:
+    SEEN.clear()
+    model, before = Telling(), count
+    kept: dict[str, Any] = {}
+    model.linear.register_forward_hook(lambda _, __, out: kept.update(out=out))
+    model.linear.register_full_backward_hook(lambda *_: SEEN.append("hook"))
+    model.linear.bias.register_hook(lambda _: SEEN.append("bias"))
+    model.linear.weight.register_post_accumulate_grad_hook(lambda _: SEEN.append("weight"))
+    with anynan.torch.track(model, action="record") as tracker:
+        out = model(torch.ones(1, 2, requires_grad=True))
+        mine = kept["out"]
+        out.sum().backward()
+    assert [event.phase for event in tracker.events] == ["backward"]
+    assert count == before + 1
+    assert sorted(SEEN) == ["bias", "forward", "hook", "weight"]
+    assert kept["out"] is mine
+
+
 # Whose dice.
 
 

@@ -10,11 +10,18 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from anynan._reach import Holder, Kept, Kinds, Reach, is_own, weak
+from anynan._reach import Holder, Kept, Kinds, Reach, fixed, is_own, weak
 from anynan._steps.tracked import Handle
 from anynan.torch.call.discovery import GENERATORS, OPEN
 from anynan.torch.call.models import Models
-from anynan.torch.private import LoaderIterator, buffers_of, is_compiled_function, version
+from anynan.torch.private import (
+    LoaderIterator,
+    buffers_of,
+    hooks_around,
+    is_compiled_function,
+    version,
+)
+from anynan.torch.read.hooks import Hook
 from anynan.torch.read.probes import nonfinite
 
 # Elements of a tensor that is copied when a step begins, bytes of an array, and how many of them.
@@ -158,6 +165,21 @@ class Reached:
                 raise RuntimeError("; ".join(lost))
 
         return put_back
+
+
+def reached_by(*functions: Any) -> Reached:
+    """Search now for what functions reach: what runs them again leaves that as it is."""
+    reached = Reached(None)
+    own = [x for x in functions if not isinstance(x, Hook)]
+    reached.reach.search([fixed("", x) for x in own])
+    return reached
+
+
+def reached_by_layers(models: Models) -> Reached:
+    """Search now for what the code of layers reaches, and hooks on them, beside what they hold."""
+    modules = [module for _, model in models.living() for module in model.modules()]
+    code = [module.forward for module in modules if is_own(type(module))]
+    return reached_by(*code, *hooks_around(modules))
 
 
 def _buffers(ref: "weakref.ref[torch.nn.Module]") -> Any:

@@ -11,7 +11,7 @@ from anynan._reach.kept import Undo, assign, attempt, container_state, generator
 from anynan.torch.call.discovery import GENERATORS, find_state, find_weights
 from anynan.torch.call.models import Models
 from anynan.torch.call.randomstate import RandomState
-from anynan.torch.call.reached import Reached
+from anynan.torch.call.reached import Reached, reached_by_layers
 from anynan.torch.call.rootcall import RootCall
 from anynan.torch.call.state import State
 from anynan.torch.private import (
@@ -84,6 +84,7 @@ class Kept:
             self.apart = next(iter(busy.values()))
         elif reached is not None:
             self._restores.append(("what the code reaches", reached.hold()))
+            self._restores.append(("what layers reach", reached_by_layers(models).hold()))
         if models.fn is not None:  # a model's own call runs none of these
             for name, item in _stateful(models, roots, scaler):
                 if not isinstance(item, torch.amp.GradScaler):

@@ -26,7 +26,7 @@ from anynan.events import Extent, Phase, Source
 from anynan.torch.call import noted
 from anynan.torch.call.noted import Note, Noted, Pass
 from anynan.torch.call.randomstate import RandomState
-from anynan.torch.call.reached import Reached
+from anynan.torch.call.reached import reached_by
 from anynan.torch.graphs.compiler import eager
 from anynan.torch.private import (
     data_of,
@@ -515,9 +515,7 @@ def _kept_as_is(fn: Any) -> Iterator[None]:
     if not isinstance(fn, FunctionType) or is_library(fn.__code__.co_filename):
         yield
         return
-    reached = Reached(fn)
-    reached.reach.search(())
-    put_back = reached.hold()
+    put_back = reached_by(fn).hold()
     try:
         yield
     finally:
