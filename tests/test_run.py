@@ -219,6 +219,13 @@ def test_arrays_that_are_nan_as_the_program_ends_are_named(tmp_path: Path) -> No
     (tmp_path / "plain.py").write_text(NAN_AT_THE_END)
     done = python("-m", "anynan", "run", "plain.py", cwd=tmp_path)
     assert done.returncode == 0
+    missing = NAN_AT_THE_END.replace(
+        "rows.T @ (rows", "np.nan_to_num(rows).T @ (np.nan_to_num(rows)"
+    )
+    (tmp_path / "missing.py").write_text(missing)
+    clean = python("-m", "anynan", "run", "missing.py", cwd=tmp_path)
+    assert "[nothing-ran]" in clean.stderr
+    assert "NaN as the program ended" not in clean.stderr
     told, note = done.stderr.strip().splitlines()
     assert told == "anynan: NaN as the program ended: rows, weight"
     assert "anynan.track(function) finds where it began" in note

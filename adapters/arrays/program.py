@@ -26,7 +26,8 @@ def closing(errors: ErrorLog, *, told: bool) -> list[str]:
         errors: What NumPy met.
         told: Whether the program was told of something bad, which all of it may come from.
     """
-    return [*_met(errors), *_left(told=told)]
+    made = told or any(error.makes("nan") for error in errors.lines)
+    return [*_met(errors), *_left(told=told, made=made)]
 
 
 def _met(errors: ErrorLog) -> list[str]:
@@ -38,11 +39,14 @@ def _met(errors: ErrorLog) -> list[str]:
     ]
 
 
-def _left(*, told: bool) -> list[str]:
-    """Say which of NumPy's arrays and numbers that the program names are NaN as it ends."""
-    main = vars(sys.modules["__main__"])
-    names = [name for name, x in list(main.items()) if not name.startswith("_") and _is_nan(x)]
-    if not names:
+def _left(*, told: bool, made: bool) -> list[str]:
+    """Say which of NumPy's arrays and numbers that the program names are NaN as it ends.
+
+    Where nothing made a NaN, arrays that are NaN in part have missing values.
+    """
+    main = dict(vars(sys.modules["__main__"]))
+    names = [name for name, x in main.items() if not name.startswith("_") and _is_nan(x)]
+    if not names or not (made or any(np.isnan(main[name]).all() for name in names)):
         return []
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     found = f"anynan: NaN as the program ended: {printed(', '.join(names[:NAMED]))}{more}"
