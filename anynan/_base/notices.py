@@ -1,11 +1,16 @@
 """Warn at the user's own line."""
 
+import re
 import sys
 import warnings
 from types import FrameType
 
 from anynan._base.sources import is_library, is_own
 from anynan.errors import AnynanWarning
+
+blanket = [True]
+"""Whether the program's filters of all warnings hold for anynan's, too: under ``anynan run`` only
+those do that name them."""
 
 
 def warn(text: str, category: type[Warning] = AnynanWarning) -> None:
@@ -19,6 +24,10 @@ def warn(text: str, category: type[Warning] = AnynanWarning) -> None:
     """
     frame = _where(sys._getframe(1))
     module = frame.f_globals.get("__name__")
+    if not blanket[0] and _is_swept(text, category, str(module), frame.f_lineno):
+        file, line = frame.f_code.co_filename, frame.f_lineno
+        sys.stderr.write(warnings.formatwarning(text, category, file, line))
+        return
     warnings.warn_explicit(
         text,
         category,
@@ -27,6 +36,16 @@ def warn(text: str, category: type[Warning] = AnynanWarning) -> None:
         module if isinstance(module, str) else "<unknown>",
         frame.f_globals.setdefault("__warningregistry__", {}),
     )
+
+
+def _is_swept(text: str, category: type[Warning], module: str, line: int) -> bool:
+    """Tell whether a filter that does not name anynan's warnings hides one, or raises it."""
+    for action, message, kind, where, number in warnings.filters:
+        said = message is None or re.match(message, text)
+        here = (where is None or re.match(where, module)) and number in (0, line)
+        if said and here and issubclass(category, kind):
+            return action in ("error", "ignore") and message is None and kind is not category
+    return False
 
 
 def _where(start: FrameType) -> FrameType:

@@ -526,3 +526,21 @@ def test_a_compiled_loss_is_told_with_its_line_and_leaves_all_as_it_was(
     assert printed == "3 tensor(3.)\n"
     assert wanted.format(tmp_path / "script.py") in said
     assert "1 bad in 3 steps" in said
+
+
+@pytest.mark.parametrize(
+    ("rule", "reported"),
+    [
+        ("simplefilter('error')", True),
+        ("filterwarnings('ignore')", True),
+        ("filterwarnings('ignore', message='.*first appeared')", False),
+    ],
+)
+def test_filters_of_all_warnings_are_not_for_what_is_bad(
+    rule: str, reported: bool, tmp_path: Path
+) -> None:
+    program = LOOP.format(loss=LOG, update=BACKWARD).replace("w.sum", "w.detach().sum")
+    status, out, said = run(tmp_path, f"import warnings; warnings.{rule}\n{program}")
+    assert (status, out) == (0, "nan\n")
+    assert ("tried with log(x + 1e-8)" in said) == reported
+    assert "the program: 1 bad in 6 steps" in said

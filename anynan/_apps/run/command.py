@@ -12,7 +12,7 @@ from typing import Any
 
 from anynan._apps.run import program
 from anynan._apps.run.ending import SHOWN, Ending, Own
-from anynan._base import products
+from anynan._base import notices, products
 from anynan._base.messages import left
 from anynan._base.patches import Patches
 from anynan._cli.statuses import BAD, refuse, takes_ignore
@@ -83,10 +83,12 @@ def run(chosen: argparse.Namespace) -> int:
     listeners.append(own.hear)
     options = Options(action=chosen.action, level=chosen.level, ignore=chosen.ignore)
     end = watch_everything(options, found)
+    notices.blanket[0] = bool(sys.warnoptions)
     with errors, _watched_again(_given(chosen), _own_name(chosen)):
         status, ended_by = program.run(begin)
     found.ended_by = ended_by
     end()
+    notices.blanket[0] = True
     listeners.remove(own.hear)
     ending = Ending(found, own, arrays.closing(errors, told=bool(found.bad())), ended_by)
     shown = ended_by is not None and not isinstance(ended_by, SystemExit)
