@@ -106,6 +106,7 @@ FIRES: dict[str, list[Situation]] = {
     "bad_input": [
         case(phase="input", summary=BATCH, rows=(0, 1)),
         case(phase="input", kind="posinf", summary=held(INF)),
+        case(phase="input", summary=BATCH, tensor="y", sole=True),
         outside("input", "batch['image']", INF),
     ],
     "running_statistics_bad": [

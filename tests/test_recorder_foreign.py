@@ -55,6 +55,20 @@ def test_at_writes_where_arrays_cannot_be_written_to() -> None:
     assert error.value.event.operation.name == "log"
 
 
+def test_code_that_takes_no_other_class_is_not_watched_closely() -> None:
+    """As libraries do that look a class up: what the second run met would end the program."""
+
+    def takes(x: Any) -> Any:
+        return {np.ndarray: np.log}[type(x)](x) * np.sqrt(x)
+
+    step = anynan.track(takes, action="warn")
+    for _ in range(3):
+        assert np.isnan(step(np.full(2, -1.0))).all()
+    (event,) = step.events
+    assert event.times == 3
+    assert any("the second run failed: KeyError" in note for note in event.notes)
+
+
 def refuses(x: Any) -> Any:
     import scipy.sparse.linalg
 

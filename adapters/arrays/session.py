@@ -131,9 +131,9 @@ class ArraySession(Calls):
         else:
             bundled(self, call, into)
 
-    def escalation(self) -> Escalation:
-        """Watch every operation of the next calls."""
-        return EVERY_OPERATION
+    def escalation(self) -> Escalation | None:
+        """Watch every operation of the next calls, unless code refused to be watched so."""
+        return None if self.step_level.refused else EVERY_OPERATION
 
     def attempt(self, reading: Reading, repairs: Sequence[Repair]) -> Attempt | None:
         """Run the call again with operations repaired, where its arguments are as they were."""

@@ -207,9 +207,13 @@ class StepLevel:
     Args:
         session: Whose calls they are.
         in_full: Runs a call with all that may be wanted of it kept.
+
+    Attributes:
+        refused: Whether a call went wrong as its operations were watched.
     """
 
     def __init__(self, session: Calls, in_full: Callable[..., Any]) -> None:
+        self.refused = False
         self._session, self._in_full, self._local = session, in_full, threading.local()
         self._draws = True  # until a call is seen to leave the global random numbers alone
         self._sizes = session.options.sizes
@@ -449,6 +453,7 @@ class StepLevel:
         except ReplayError as error:
             return self._logged(began, reading, str(error))
         except Exception as error:  # noqa: BLE001  the log is left
+            self.refused = True
             why = f"the second run failed: {type(error).__name__} {error}".rstrip()
             return self._logged(began, reading, why)
         parted = divergence(self._local.rows, reading, seen.passed, ends=True)

@@ -120,9 +120,11 @@ def event(case: Investigation, found: BadInput | Root | bool) -> Event:
     if summary is None and origin is not None:
         summary = next((x.summary for x in origin.operands if x.source == "input"), None)
         kind = (None if summary is None else summary.kind) or kind
+    came_in = {site.tensor for site in case.rows.sites if site.phase == "input"}
     situation = Situation(
-        "input", kind, layer=layer, tensor=tensor, summary=summary, rows=rows, record=origin
-    )
+        "input", kind, layer=layer, tensor=tensor, summary=summary, rows=rows, record=origin,
+        sole=came_in <= {tensor, "t"},  # the time is none
+    )  # fmt: skip
     spread = Spread(case.later) if case.reading.phase == "input" else case.spread
     return case.event(situation, order=order, spread=spread)
 

@@ -51,7 +51,8 @@ def _bad_label(s: Situation) -> str | None:
     if s.kind not in NON_FINITE:
         return None
     if s.phase == "input":
-        return _rows(s, s.summary) if is_label(s.tensor) else None
+        state = s.sole and s.tensor == "y"  # of a differential equation, as a rule
+        return _rows(s, s.summary) if is_label(s.tensor) and not state else None
     item = _from_outside(s, "input")
     if item is None:
         return None

@@ -49,6 +49,7 @@ class Situation:
             operation was seen writing it.
         watched: Every operation was watched already, so that a second run would tell no more.
         trained: Gradients were seen, so that a learning rate may be to blame.
+        sole: No other array came in beside the bad one.
     """
 
     phase: Phase
@@ -72,6 +73,7 @@ class Situation:
     overwritten: bool = False
     watched: bool = False
     trained: bool = True
+    sole: bool = False
 
     @property
     def where(self) -> Phase:
