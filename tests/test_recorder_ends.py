@@ -1,6 +1,7 @@
 """``level="step"`` of array code: the function's own arrays, and a second run that explains."""
 
 import threading
+import warnings
 from array import array
 from types import SimpleNamespace
 from typing import Any
@@ -314,3 +315,25 @@ def test_a_loader_inside_does_not_accuse_the_data() -> None:
     with pytest.raises(anynan.NonFiniteError) as caught:
         tracked(np.ones(2))
     assert caught.value.event.phase == "input"
+
+
+def test_what_the_program_makes_of_a_bad_result_and_hands_back_is_no_bad_batch() -> None:
+    @anynan.track(action="warn")
+    def slope(t: float, y: Any) -> Any:
+        return np.array([y[1], -np.sqrt(y[0])])
+
+    y = np.array([0.01, -1.0])
+    with np.errstate(invalid="ignore"), warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for i in range(5):
+            y = y + 0.1 * slope(0.1 * i, y)
+    (event,) = slope.events
+    assert event.operation is not None and event.operation.name == "sqrt"
+    assert "the input of slope is bad, and came after its own step 1" in str(said[1].message)
+
+
+def test_a_bad_y_alone_is_no_label() -> None:
+    slope = anynan.track(lambda t, y: t * y, action="record")
+    slope(0.1, np.array([1.0, np.nan]))
+    (event,) = slope.events
+    assert event.cause is not None and event.cause.tag == "bad_input"

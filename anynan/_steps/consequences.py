@@ -91,11 +91,14 @@ class Consequences:
         again = self._back == last == step.number - 1  # as it was the last time
         for item in step.pending_inputs:
             named: Producer | None = step.makers.get(item.reading.site.tensor)
-            producer = named or step.makers.get(BACK)
+            sure = named is not None and named.certain
+            producer = named if sure else step.makers.get(BACK) or named
             mine = producer is not None and producer.itself and producer.step == last
             if first is not None and (again or mine):
                 self._back = step.number
-                said = f"the input of {self.name} comes from its own step {first.failed.step}"
+                sure = again or (mine and producer is not None and producer.certain)
+                came = "comes from" if sure else "is bad, and came after"
+                said = f"the input of {self.name} {came} its own step {first.failed.step}"
                 self._count(step, first, 1 + later, f"{said}, which was reported")
                 return True
         return False

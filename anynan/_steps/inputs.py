@@ -38,7 +38,7 @@ class Inputs:
             value = step.array(order)
         memory = None if value is None else self._subject.adapter.memory(value)
         if site.phase == "input":
-            found = producers.producer(self._subject, value, self._steps.since)
+            found = producers.producer(self._subject, value, self._steps.since, step.number - 1)
             if found is not None:
                 step.came_from(site.tensor, found)
             elif memory is not None:
@@ -46,8 +46,9 @@ class Inputs:
         elif not any(is_of(value) for is_of in step.brought):
             target = self._subject.target
             name = "" if target is None else target.name
-            own = not step.pending_inputs
-            producers.note(self._subject, name, step.number, memory, own=own)
+            makers = [step.makers.get(x.reading.site.tensor) for x in step.pending_inputs]
+            own = all(maker is not None and maker.itself for maker in makers)
+            producers.note(self._subject, name, step.number, memory, own=own, value=value)
 
     def handed(self, step: Step, name: str, value: Any) -> None:
         """Find whether what went into what it was given left another bad, or itself."""

@@ -23,7 +23,8 @@ class Producer:
     Attributes:
         name: The model's.
         step: In which of its steps it was bad.
-        certain: True if it is the same memory; else the model gave something bad just before.
+        certain: True if it is the same memory; else the model gave something bad just before, and
+            if that is the model itself, something of the same shape in its last step.
         itself: Whether it is the model that was given it.
     """
 
@@ -42,6 +43,7 @@ class _Made:
     own: bool
     thread: int
     number: int
+    shape: Any
 
 
 _made: deque[_Made] = deque(maxlen=MANY)
@@ -51,7 +53,10 @@ _made: deque[_Made] = deque(maxlen=MANY)
 upcoming = [0]
 
 
-def note(subject: Subject, name: str, step: int, memory: Memory | None, *, own: bool) -> None:
+def note(
+    subject: Subject, name: str, step: int, memory: Memory | None, *, own: bool,
+    value: Any = None,
+) -> None:  # fmt: skip
     """Remember something bad that left a watched layer or function.
 
     Args:
@@ -60,9 +65,11 @@ def note(subject: Subject, name: str, step: int, memory: Memory | None, *, own: 
         step: In which it was read.
         memory: Where it lies, None where that is not known.
         own: False if bad data had come in, which may be what it is.
+        value: The array, None where its shape does not tell.
     """
     thread = threading.get_ident()
-    _made.append(_Made(weakref.ref(subject), name, step, memory, own, thread, turn()))
+    shape = getattr(value, "shape", None)
+    _made.append(_Made(weakref.ref(subject), name, step, memory, own, thread, turn(), shape))
 
 
 def turn() -> int:
@@ -71,22 +78,25 @@ def turn() -> int:
     return upcoming[0] - 1
 
 
-def producer(subject: Subject, value: Any, since: float) -> Producer | None:
+def producer(subject: Subject, value: Any, since: float, last: int = -1) -> Producer | None:
     """Give what is known of the origin of something bad that a model was given.
 
     Args:
         subject: That model.
         value: What it was given, None if it is gone.
         since: What was remembered when its last step ended.
+        last: The number of that, where what it gave may have been made into this.
     """
-    near = None
+    near, shape = None, getattr(value, "shape", None)
     for made in reversed(tuple(_made)):
         other = made.subject()
         if value is not None and made.memory is not None and made.memory(value):
             return Producer(made.name, made.step, certain=True, itself=other is subject)
         if other is None or other.watched_by is None:
             continue  # it is tracked no more: only what it gave is known
-        here = made.own and made.thread == threading.get_ident() and other is not subject
-        if here and near is None and made.number >= since:
+        here = made.own and made.thread == threading.get_ident() and near is None
+        if here and other is not subject and made.number >= since:
             near = Producer(made.name, made.step, certain=False)
+        elif here and other is subject and made.step == last and shape and made.shape == shape:
+            near = Producer(made.name, made.step, certain=False, itself=True)
     return near
