@@ -491,7 +491,7 @@ class Eager(Watched):
         if not _is_bad(tree_util.tree_leaves(out)):
             self._count(judge)
             return
-        step, told = judge.step, len(tracker.events)
+        step, told = judge.step, _told(tracker)
         if _is_bad(given) and (told or session.settlement.maker(given)):
             comes = "is bad, and came after"
             judge.say(GIVEN_BY_ANOTHER(name=tracker.name, comes=comes, maker="a step"))
@@ -501,7 +501,7 @@ class Eager(Watched):
             session.settlement.remember(
                 [x for x in tree_util.tree_leaves(out) if isinstance(x, jax.Array)], step
             )
-            if len(tracker.events) == told:
+            if _told(tracker) == told:
                 self._found.harm(f"{tracker.name} gave NaN or Inf in its step {step}")
         else:
             self._count(judge)
@@ -527,7 +527,7 @@ class Foreign(Eager):
     ) -> None:  # fmt: skip
         super().__init__(fn, options, found, of, trackers)
         self.__name__ = f"{self.__name__} ({library})"
-        self._calls = 0
+        self._calls = self._rejected = 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call it, and look at what it gives."""
@@ -543,13 +543,23 @@ class Foreign(Eager):
                 self._look(args, kwargs, error)
             raise
         try:
-            if _has_nan(tree_util.tree_leaves(out)):
+            bad = _has_nan(tree_util.tree_leaves(self._last(out)))
+            # A sampler tells of a step that it rejected, and goes on from where it was.
+            self._rejected = self._rejected + 1 if bad and _kept(out, args) else LOOKS * bad
+            if self._rejected >= LOOKS:
                 self._look(args, kwargs)
         except Exception as error:
             if ended(error):
                 raise
             self._leave(error)  # it has run: what we make of it is our affair
         return out
+
+    def _last(self, out: Any) -> Any:
+        """Give what counts of a result: of a scan's rows the last, as samplers reject the rest."""
+        if not isinstance(self._fn, functools.partial) or self._fn.func.__name__ != "scan":
+            return out
+        last = 0 if self._fn.keywords.get("reverse") else -1
+        return out[0], [x[last] for x in tree_util.tree_leaves(out[1]) if x.shape[0]]
 
     def _look(self, args: Any, kwargs: Any, failed: Exception | None = None) -> None:
         given = tree_util.tree_leaves((args, kwargs))
@@ -558,7 +568,7 @@ class Foreign(Eager):
                 self._found.unwatched(NAN_GIVEN(name=self.__name__))
             return
         tracker, gone = self._shared(), any(map(_is_gone, given))
-        told, judge = len(tracker.events), inside(tracker).judge
+        told, judge = _told(tracker), inside(tracker).judge
         session = cast("Session | None", judge.adapter)
         if session is None or not self._looks():
             return
@@ -571,7 +581,7 @@ class Foreign(Eager):
             if failed is None or isinstance(error, AnomalyError):
                 raise
             hand_on(error, failed)
-        if failed is None and len(tracker.events) == told:
+        if failed is None and _told(tracker) == told:
             why = ", and what it was given was donated" if gone else ""
             self._found.harm(f"{self.__name__} gave NaN{why}")
 
@@ -587,6 +597,19 @@ def _is_bad(leaves: list[Any]) -> bool:
     """Tell whether one of these is an array with a NaN or an Inf that is no mask."""
     arrays = [x for x in leaves if isinstance(x, jax.Array) and probes.checkable(x)]
     return bool(arrays) and int(_worst(arrays)) >= probes.POSINF
+
+
+def _told(tracker: Tracker) -> int:
+    """Count what was told of a function: one event may be many."""
+    return tracker.count("bad") + tracker.count("suspect")
+
+
+def _kept(out: Any, args: tuple[Any, ...]) -> bool:
+    """Tell whether a result begins with a finite state of the form that it was given."""
+    first = out[0] if isinstance(out, tuple) and out else None
+    leaves, form = tree_util.tree_flatten(first)
+    alike = len(leaves) > 1 and form in map(tree_util.tree_structure, args)
+    return alike and not _has_nan(leaves)
 
 
 def _has_nan(leaves: list[Any]) -> bool:

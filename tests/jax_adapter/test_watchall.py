@@ -304,6 +304,24 @@ def test_only_the_first_bad_calls_of_a_function_are_looked_into(library, found, 
         for _ in range(9):
             step(-jnp.ones(2))
         assert len(looks) == 3
+    assert found.harms == []
+
+
+def test_a_step_that_a_library_rejects_is_no_fault_unless_all_are(library, found):
+    def step(state, x):
+        new = jnp.log(state["x"] - x)
+        bad = jnp.isnan(new)
+        return {"x": jnp.where(bad, state["x"], new), "n": state["n"] + bad}, {"energy": new}
+
+    walk, state = library["compiled"](step), {"x": jnp.float32(3), "n": 0}
+    for x in (1.0, 4.0, 4.0, -2.0):
+        state, _ = walk(state, x)
+    state, rows = jax.lax.scan(step, state, jnp.array([9.0, 0.5]))
+    assert (int(state["n"]), bool(jnp.isnan(rows["energy"]).any())) == (3, True)
+    assert found.events == []
+    for _ in range(4):
+        state, _ = walk(state, 9.0)
+    assert found.bad()[0].operation.name == "log"
 
 
 def test_a_nan_that_a_librarys_function_is_given_is_no_fault_of_its(library, found):
