@@ -110,6 +110,7 @@ class Sink:
         kind: The worst kind in it.
         overwritten: True for an argument that was finite when the call began, if nothing that
             was watched wrote into it.
+        written: True for an Inf that no operation was seen to make, where the code writes one.
     """
 
     phase: Phase
@@ -118,11 +119,12 @@ class Sink:
     parents: tuple[int, ...]
     kind: str
     overwritten: bool = False
+    written: bool = False
 
     @property
     def masks(self) -> bool:
         """Tell whether it may be a mask, which does no harm by itself."""
-        return may_mask(self.kind, self.phase)
+        return self.written or may_mask(self.kind, self.phase)
 
 
 @dataclass(slots=True)

@@ -271,3 +271,24 @@ def test_check_inside_a_traced_function():
     with pytest.raises(anynan.NonFiniteError) as caught:
         anynan.jax.track(hidden)(jnp.zeros(2))
     assert (caught.value.event.layer, caught.value.event.operation.name) == ("inner", "log")
+
+
+@pytest.mark.parametrize("factor", [0.5, 1e30])
+def test_rows_of_a_solver_that_were_not_written_are_padding(factor):
+    inner = pytest.importorskip("equinox.internal")
+
+    @jax.jit
+    def solve(x):
+        def turn(state):
+            rows, i, y = state
+            y = jax.lax.fori_loop(0, 2, lambda _, y: y * factor, y)
+            return rows.at[i].set(y), i + 1, y
+
+        start = jnp.full((4, 2), jnp.inf), 0, x
+        rows = {"max_steps": 4, "buffers": lambda state: state[0], "kind": "lax"}
+        return inner.while_loop(lambda state: state[1] < 2, turn, start, **rows)[0]
+
+    tracker = anynan.jax.track(solve, action="record")
+    tracker(jnp.ones(2))
+    bad = [event for event in tracker.events if event.severity == "bad"]
+    assert [event.operation.name for event in bad] == ["multiply"] * (factor > 1)

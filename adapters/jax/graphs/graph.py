@@ -157,6 +157,10 @@ class Graph:
             return False
         return not np.isfinite(np.asarray(held, complex)).item()
 
+    def takes_inf(self, index: int) -> bool:
+        """Tell whether an Inf of the code's own is among what a value is made of."""
+        return any(self._written(i) for i in walk([index], self.made_of))
+
     def placed(self, index: int) -> bool:
         """Tell whether a value is nothing but an Inf of the code's own, read on and on."""
         nodes, outside = self.origins(index)

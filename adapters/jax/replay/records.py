@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -483,7 +483,10 @@ class Recorder:
             ]
             phase: Any = "parameter" if point.phase == "optimizer" else point.phase
             label = point.parameter or point.tensor
-            found.append(Sink(phase, point.layer, label, tuple(parents), probes.KINDS[word]))
+            sink = Sink(phase, point.layer, label, tuple(parents), probes.KINDS[word])
+            if not parents and word != probes.NAN and phase == "forward":  # such as padding
+                sink = replace(sink, written=self.graph.takes_inf(point.value))
+            found.append(sink)
         return found
 
 
