@@ -81,9 +81,10 @@ def version(x: torch.Tensor) -> int:
 
 
 writes: Callable[[torch.Tensor], int] = torch.Tensor._version.__get__  # type: ignore[attr-defined]
-# A tensor of its own with the same memory; what is written to it counts for no version.
-data_of: Any = torch.Tensor.data.__get__  # type: ignore[attr-defined]
 """Count the writes to a tensor at least cost; one of inference mode raises."""
+
+data_of: Any = torch.Tensor.data.__get__  # type: ignore[attr-defined]
+"""Give a tensor of its own with the same memory; what is written to it counts for no version."""
 
 
 def set_version(x: torch.Tensor, count: int) -> None:
