@@ -174,3 +174,40 @@ def test_a_model_that_is_made_anew_in_each_step_tells_a_fault_once(tmp_path: Pat
     assert "op log" in said
     assert "not a leaf" not in said
     assert said.count("AnynanWarning") < 10
+
+
+def test_a_part_that_the_model_itself_calls_is_no_model_of_its_own(tmp_path: Path) -> None:
+    program = """
+    import torch
+    from torch import nn
+
+    class Policy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.value, self.action = nn.Linear(4, 8), nn.Linear(8, 1), nn.Linear(8, 2)
+
+        def forward(self, seen):
+            hidden = torch.tanh(self.body(seen))
+            return self.value(hidden), torch.distributions.Categorical(logits=self.action(hidden))
+
+        def evaluate(self, seen):  # calls the parts past the model
+            hidden = torch.tanh(self.body(seen))
+            return self.value(hidden), self.action(hidden)
+
+    policy = Policy()
+    optimizer = torch.optim.Adam(policy.parameters())
+    for i in range(4):
+        batch = torch.randn(6, 4)
+        with torch.no_grad():
+            for j, seen in enumerate(batch):
+                policy(seen * (torch.nan if (i, j) == (2, 3) else 1))
+        value, action = policy.evaluate(batch)
+        optimizer.zero_grad()
+        (value.square().mean() + action.square().mean()).backward()
+        optimizer.step()
+    """
+    status, _, said = run(tmp_path, program)
+    assert status == 1
+    assert "NaN came in with the batch of iteration" in said
+    assert "is what Policy gave" not in said
+    assert "Policy: 1 bad in 3 iterations and 15 calls without gradients" in said

@@ -13,6 +13,7 @@ from anynan.errors import AnomalyError
 from anynan.torch.call import noted
 from anynan.torch.call.growth import registered
 from anynan.torch.call.models import Models
+from anynan.torch.call.rootcall import RootCall
 from anynan.torch.call.state import State
 from anynan.torch.graphs.compiler import whole
 from anynan.torch.private import call_code, is_compiler_loaded, original, task, version
@@ -73,7 +74,7 @@ class ModelSession(Session):
         if state.idle or self.ranks.rehearses(state):
             return
         noted.within_models()
-        if state.depth and not _running(module):
+        if state.depth and not _running(module, state.root):
             state.depth = 0  # an interrupt left the call before: its exit hook never ran
         state.depth += 1
         if state.depth > 1 or task() != -1:
@@ -172,15 +173,19 @@ def _raised_by(module: Any, error: Exception) -> bool:
     return False
 
 
-def _running(module: torch.nn.Module) -> bool:
-    """Tell whether a call of this module, besides the one that begins, is on the stack.
+def _running(module: Any, root: RootCall | None) -> bool:
+    """Tell whether a call is on the stack besides the one that begins: the root's, or its own.
 
     A compiled module's call is one of the module it was made of.
     """
     calls, mine = 0, original(module)
+    outer = mine if root is None or root.fn is None else original(root.fn)
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_code is call_code and original(frame.f_locals.get("self")) is mine:
-            calls += 1
+        if frame.f_code is call_code:
+            found = original(frame.f_locals.get("self"))
+            if found is outer and outer is not mine:
+                return True
+            calls += found is mine
         frame = frame.f_back
     return calls > 1
