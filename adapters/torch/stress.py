@@ -24,7 +24,7 @@ from anynan.torch.tracking import track
 
 _HALVES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
-WEIGHTS = 10**7  # numbers up to which they are moved
+WEIGHTS = 2 * 10**6  # numbers up to which they are moved
 DRAWS, FEW = 8, 32  # draws that are hit, and numbers up to which all of a draw are
 _UNIFORM, _EITHER = ("rand", "rand_like", "uniform_"), ("bernoulli", "bernoulli_")
 
@@ -100,7 +100,8 @@ class TorchLab(Lab):
         found = [(holder.name, holder.get()) for holder in self._leaves]
         for name, model in self._models.items():
             found += model.named_parameters(prefix=name)
-        found = [(name, p) for name, p in found if p.requires_grad]
+        plain = (torch.Tensor, torch.nn.Parameter)  # not what several processes hold parts of
+        found = [(n, p) for n, p in found if p.requires_grad and type(p) in plain]
         if sum(p.numel() for _, p in found) > WEIGHTS:
             return []
         self._weights = {id(p) for _, p in found}
