@@ -106,6 +106,25 @@ def test_a_validation_loss_that_is_bad_at_the_end_is_told_its_operation(tmp_path
     assert "[log_of_negative]" in said
 
 
+CLEAN = """
+import torch
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+model(torch.ones(2, 4)).sum().backward()
+optimizer.step()
+"""
+
+
+def test_of_bad_numbers_that_are_read_one_after_another_the_first_is_told(tmp_path: Path) -> None:
+    after = "total = model(torch.ones(2, 4)).sub(1e3).log().sum().item()\n"
+    after += "print(torch.tensor(total).sum().item() / 2)\n"
+    status, _, said = run(tmp_path, CLEAN + after, "--fail")
+    assert status == 1
+    assert "op log" in said
+    assert "sub(1e3).log()" in said
+
+
 def test_an_exception_that_names_nan_is_told_its_operation(tmp_path: Path) -> None:
     sample = "torch.distributions.Categorical(logits=logits).sample()"
     program = f"""
@@ -147,10 +166,12 @@ def test_weights_that_are_bad_as_the_program_ends_count(tmp_path: Path) -> None:
     model = torch.nn.Linear(4, 2)
     model(torch.ones(2, 4)).sum().backward()
     model.weight.data.fill_(float("nan"))
+    model.bias.data.fill_(float("nan"))
     """
     status, _, said = run(tmp_path, program, "--fail")
     assert status == 1
-    assert "Linear: weight holds NaN as the program ends" in said
+    assert said.count("holds NaN as the program ends") == 1
+    assert "Linear: weight (and 1 more) holds NaN as the program ends" in said
 
 
 def test_the_same_fault_again_is_one_event_and_none_of_the_programs_own_trackers(
@@ -544,3 +565,15 @@ def test_filters_of_all_warnings_are_not_for_what_is_bad(
     assert (status, out) == (0, "nan\n")
     assert ("tried with log(x + 1e-8)" in said) == reported
     assert "the program: 1 bad in 6 steps" in said
+
+
+def test_a_weight_that_the_program_spoils_before_it_is_watched_is_told_once(
+    tmp_path: Path,
+) -> None:
+    spoilt = BUFFER.replace("alpha = ", "self.layer.weight.data.div_(0); alpha = ")
+    status, _, said = run(tmp_path, spoilt.replace("0.99 - alpha", "alpha"), "--fail")
+    assert status == 1
+    assert "op divide" in said
+    assert "self.layer.weight.data.div_(0)" in said
+    assert "layer.weight" in said
+    assert "1 bad in 3 steps" in said

@@ -74,6 +74,7 @@ class Replays:
         self.scene = Scene(models)
         self.tails = Tails(models.parameters)
         self.lock = threading.Lock()
+        self._told: list[weakref.ref[torch.Tensor]] = []  # weights that were bad at the start
 
     def handed(self) -> list[tuple[str, torch.Tensor]]:
         """Give what the last second run was handed that others computed, and forget it."""
@@ -149,6 +150,11 @@ class Replays:
             result = found if found.sinks else result
         return result
 
+    def written(self, reading: Reading, weights: list[torch.Tensor]) -> Replay | None:
+        """Compute again what the program wrote into weights before they were watched."""
+        self._told += map(weakref.ref, weights)
+        return self.tails.before(None, reading, weights[:1])
+
     def _used(self, result: Replay) -> list[torch.Tensor]:
         """List the weights and buffers that bad values came from, small ones first.
 
@@ -157,7 +163,9 @@ class Replays:
         """
         used = {operand.label for record in result.records for operand in record.operands}
         named = [*self._models.parameters(), *self._models.buffers()]
-        return sorted((x for name, x in named if name in used), key=torch.numel)
+        told = [ref() for ref in self._told]
+        new = (x for name, x in named if name in used and all(x is not other for other in told))
+        return sorted(new, key=torch.numel)
 
     def _beyond(self, state: State, reading: Reading) -> list[RootCall]:
         """List the parts' calls into which no bad gradient came, for a bad one."""

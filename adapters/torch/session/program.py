@@ -247,7 +247,8 @@ class Watch:
         if where not in self._looked and len(self._looked) < MOST:
             found = self._look(notes, x)
             self._looked[where] = found if graph or _computed(*found) else None
-        self._suspect = self._looked.get(where)
+        if self._suspect is None:  # what is read later may be made of it
+            self._suspect = self._looked.get(where)
 
     def _look(self, notes: Notes, x: torch.Tensor) -> Suspect:
         """Find out at once what led to it: it may be gone later."""
@@ -290,24 +291,29 @@ class Watch:
             ]
             for key, p, x in bad[:1]:
                 name = names.get(id(p), "a weight")
-                more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
-                self._harm(f"{type(optimizer).__name__}'s {key} of {name}{more}", measure(x))
+                self._harm(f"{type(optimizer).__name__}'s {key} of {name}{_more(bad)}", measure(x))
 
     def _weights(self) -> None:
         for each in watching():
             tracker = each.tracker
             if self._found.has(tracker) and not tracker.count("bad"):
-                for item in each.steps.weights.bad():
-                    if not item.buffer:
-                        self._harm(f"{tracker.name}: {item.name}", item.summary)
+                bad = [item for item in each.steps.weights.bad() if not item.buffer]
+                self._first(bad, f"{tracker.name}: ")
         program = self._adapter
         if program is not None and not program.tracker.count("bad"):
-            for item in program.bad_parameters():
-                self._harm(item.name, item.summary)
+            self._first(program.bad_parameters())
+
+    def _first(self, bad: list[BadParameter], of: str = "") -> None:
+        for item in bad[:1]:
+            self._harm(f"{of}{item.name}{_more(bad)}", item.summary)
 
     def _harm(self, name: str, summary: Summary) -> None:
         word = {"nan": "NaN", "posinf": "+Inf", "neginf": "-Inf"}[summary.kind or "nan"]
         self._found.harm(f"{name} holds {word} as the program ends")
+
+
+def _more(bad: list[Any]) -> str:
+    return f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
 
 
 def _computed(reading: Reading, x: torch.Tensor, seen: Replay | None) -> bool:

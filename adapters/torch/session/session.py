@@ -66,6 +66,7 @@ class Session(BaseAdapter):
             tracker, self.threads, self.graphs, self.ranks, self.weights, self.scalers
         )
         self.updates = self.updates_type(self.steps, models, self.optimizers)
+        self.steps.written = self.replays.written
         self.layers = Layers(models, self.steps, self.enter_root, self.exit_root)
         self.updates.called_past = self.layers.called_past
         self._gone = False

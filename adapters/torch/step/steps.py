@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from anynan._base import context
-from anynan._readings.readings import Site
+from anynan._diagnosis.lineage import Replay
+from anynan._readings.readings import Reading, Site
 from anynan._readings.step import Step
 from anynan._steps.tracked import Tracked
 from anynan.errors import AnomalyError
@@ -53,6 +54,7 @@ class Steps:
 
     Attributes:
         marked: Called with an error of the tracker's before it is raised in a hook.
+        written: Computes again what the program wrote into the weights that are bad at the start.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Steps:
         self.threads, self.graphs, self.ranks = threads, graphs, ranks
         self.weights, self.scalers = weights, scalers
         self.marked: Callable[[AnomalyError], None] | None = None
+        self.written: Callable[[Reading, list[torch.Tensor]], Replay | None] | None = None
 
     # Open.
 
@@ -111,11 +114,16 @@ class Steps:
         ends = (math.nan, math.nan) if first.summary.nan else (low, high)
         rows.add(self.weights.site(first), 0, *ends)
         try:
-            self.flag(state, rows, rows.last, dict(self.weights.all())[first.name])
+            named = dict(self.weights.all())
+            values = [named[item.name] for item in bad]
+            seen = self.written(rows.reading(rows.last), values) if self.written else None
+            self.flag(state, rows, rows.last, values[0], replayed=seen)
         finally:
             self.tracker.judge.begin_again(rows)
 
-    def flag(self, state: State, rows: Step, order: int, value: Any) -> None:
+    def flag(
+        self, state: State, rows: Step, order: int, value: Any, *, replayed: Replay | None = None
+    ) -> None:
         """Have one reading judged while its layer is still on the stack."""
         if rows.follows:
             site = rows.sites[order]
@@ -129,7 +137,7 @@ class Steps:
             try:
                 if rows.sites[order].phase == "backward" and state.in_step:
                     order = self._loss_first(state, rows, order)
-                self.tracker.judge.flag(rows, order, value)
+                self.tracker.judge.flag(rows, order, value, replayed=replayed)
             except AnomalyError as error:
                 if self.marked is not None:
                     self.marked(error)
