@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial
-from types import FunctionType
+from types import FrameType, FunctionType
 from typing import Any
 
 import torch
@@ -107,6 +107,11 @@ def watch_all(options: Options, found: Found) -> Callable[[], None]:
             warnings.filters.remove(rule)  # type: ignore[attr-defined]
 
     return undo
+
+
+_LAYERS = "torch.nn.modules."
+# The files between the line that calls a module and the look at it.
+_BETWEEN = {__file__, torch.nn.Module.__call__.__code__.co_filename}
 
 
 class _Inside(threading.local):
@@ -231,6 +236,8 @@ class Finder:
                 if isinstance(session, ModelSession):
                     session.join(module)
                 return
+            owner = None if bare else _owner(module)
+            module = owner or module
             for part in module.modules():
                 session = session_of(part)
                 if session is not None and self._found.has(session.tracker):
@@ -242,6 +249,8 @@ class Finder:
             adapter: Any = inside(tracker).judge.adapter
             if adapter is not None:
                 adapter.models.handed = True
+                if owner is not None:
+                    adapter.layers.called_past()
             if not bare:  # a transform of data has no losses
                 self._last = weakref.ref(module)
         except AnomalyError as error:  # a weight is bad already
@@ -312,6 +321,20 @@ def _watchers(module: torch.nn.Module) -> list[Updates]:
 def _is_free_keras(module: torch.nn.Module) -> bool:
     """Tell whether it is a layer of Keras's that nobody trains or tracks through Keras."""
     return _is_keras(module) and not _watchers(module)
+
+
+def _owner(layer: torch.nn.Module) -> torch.nn.Module | None:
+    """Give the model whose method calls a layer of PyTorch's that it holds, as its ``forward``."""
+    if next(layer.children(), None) is not None or not type(layer).__module__.startswith(_LAYERS):
+        return None
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename in _BETWEEN:
+        frame = frame.f_back
+    names = () if frame is None else frame.f_code.co_varnames[:1]
+    found = frame.f_locals.get(names[0]) if frame is not None and names else None
+    if not isinstance(found, torch.nn.Module) or found is layer:
+        return None
+    return found if any(part is layer for part in found.modules()) else None
 
 
 @between_graphs

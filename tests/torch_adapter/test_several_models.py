@@ -211,3 +211,36 @@ def test_a_part_that_the_model_itself_calls_is_no_model_of_its_own(tmp_path: Pat
     assert "NaN came in with the batch of iteration" in said
     assert "is what Policy gave" not in said
     assert "Policy: 1 bad in 3 iterations and 15 calls without gradients" in said
+
+
+def test_a_model_whose_methods_call_its_layers_is_one_model(tmp_path: Path) -> None:
+    program = """
+    import torch
+    from torch import nn
+
+    class Policy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 8), nn.Linear(8, 2)
+
+        def forward(self, x):
+            return self.second(torch.relu(self.first(x)))
+
+        def sample(self, x):
+            mean = self.forward(x)
+            return mean + torch.randn_like(mean)
+
+    policy = Policy()
+    optimizer = torch.optim.Adam(policy.parameters())
+    for i in range(8):
+        x = torch.randn(5, 4) * (torch.nan if i == 4 else 1)
+        loss = policy.sample(x).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    """
+    _, _, said = run(tmp_path, program)
+    (report,) = reports(said)
+    assert "NaN came in with the batch of step 4" in report
+    assert "layer first" in report
+    assert "anynan: Policy: 1 bad in 8 steps" in said

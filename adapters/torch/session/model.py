@@ -84,7 +84,7 @@ class ModelSession(Session):
         if state.rows is not None:
             if self.graphs.boards:
                 self.steps.take(state)
-            if module not in self._joined and self._over(state):
+            if module not in self._joined and self._over(state, path):
                 self.steps.close(state)
         if state.rows is None and is_compiler_loaded():
             p = next((p for p in module.parameters() if not is_lazy(p)), None)
@@ -93,14 +93,15 @@ class ModelSession(Session):
         if state.operations is not None:
             state.operations.begin()
 
-    def _over(self, state: State) -> bool:
+    def _over(self, state: State, path: str) -> bool:
         rows = state.rows
         if rows is None or state.in_optimizer:
             return False
         if state.broken or state.updated or len(rows.sites) > MAX_ROWS:
             return True
         if not state.saw_backward and self.options.backward:
-            return rows.failed is not None
+            part = self.models.parts and path not in state.calls  # of the same pass, as it seems
+            return rows.failed is not None and not part
         if rescaled(state.scales, self.optimizers.mine()):  # the update was skipped
             return True
         if whole and state.weight is not None:
