@@ -30,7 +30,7 @@ from anynan.options import Options
 from anynan.torch.call import noted
 from anynan.torch.call.discovery import find_iterators, find_modules
 from anynan.torch.graphs.compiler import between_graphs
-from anynan.torch.private import is_tracing
+from anynan.torch.private import call_code, is_tracing
 from anynan.torch.session.model import ModelSession
 from anynan.torch.session.program import Watch
 from anynan.torch.session.session import session_of
@@ -111,7 +111,7 @@ def watch_all(options: Options, found: Found) -> Callable[[], None]:
 
 _LAYERS = "torch.nn.modules."
 # The files between the line that calls a module and the look at it.
-_BETWEEN = {__file__, torch.nn.Module.__call__.__code__.co_filename}
+_BETWEEN = {__file__, call_code.co_filename}
 
 
 class _Inside(threading.local):

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from anynan._base.sources import is_library
 from anynan._diagnosis.agreement import divergence, same_end
 from anynan._diagnosis.kinds.operations import contained
 from anynan._diagnosis.lineage import PLACING, OpRecord, Replay, Sink, trace
@@ -113,7 +114,8 @@ class Operations:
         if seen is None or not same_end(error, seen.raised):
             return False
         if not seen.sinks:
-            self._hint(step, seen)
+            if _of_library(error):
+                self._hint(step, seen)
             return False
         last = step.reading(step.last) if step.lo else None
         ends = self._subject.options.level == "step"
@@ -132,7 +134,7 @@ class Operations:
         return step.failed is not None
 
     def _hint(self, step: Step, seen: Replay) -> None:
-        """Note the first NaN of a step that an exception ended: it may be because of that."""
+        """Note the first NaN of a step that a library ended: it may be because of that."""
         for record in trace(seen.records, []).contained:
             made = record.output is not None and record.output.nan and record.name not in PLACING
             if made and not record.expected:
@@ -145,3 +147,11 @@ class Operations:
         value = VALUES.get(sink.kind, math.nan)
         step.add(site, 0, value, value)
         self._triage.flag(step, step.last, replayed=seen)
+
+
+def _of_library(error: BaseException) -> bool:
+    """Tell whether a library raised it, as a solver that gives up; the program knows its own."""
+    at = error.__traceback__
+    while at is not None and at.tb_next is not None:
+        at = at.tb_next
+    return at is not None and is_library(at.tb_frame.f_code.co_filename)

@@ -68,8 +68,8 @@ def note(
         value: The array, None where its shape does not tell.
     """
     thread = threading.get_ident()
-    shape = getattr(value, "shape", None)
-    _made.append(_Made(weakref.ref(subject), name, step, memory, own, thread, turn(), shape))
+    made = weakref.ref(subject), name, step, memory, own, thread, turn(), _shape(value)
+    _made.append(_Made(*made))
 
 
 def turn() -> int:
@@ -87,7 +87,7 @@ def producer(subject: Subject, value: Any, since: float, last: int = -1) -> Prod
         since: What was remembered when its last step ended.
         last: The number of that, where what it gave may have been made into this.
     """
-    near, shape = None, getattr(value, "shape", None)
+    near, shape = None, _shape(value)
     for made in reversed(tuple(_made)):
         other = made.subject()
         if value is not None and made.memory is not None and made.memory(value):
@@ -100,3 +100,11 @@ def producer(subject: Subject, value: Any, since: float, last: int = -1) -> Prod
         elif here and other is subject and made.step == last and shape and made.shape == shape:
             near = Producer(made.name, made.step, certain=False, itself=True)
     return near
+
+
+def _shape(value: Any) -> Any:
+    """Give an array's shape, None where it has none that it can tell, as if it is ragged."""
+    try:
+        return getattr(value, "shape", None)
+    except RuntimeError:
+        return None

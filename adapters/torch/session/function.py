@@ -118,7 +118,7 @@ class FunctionSession(Session):
         try:
             state.depth = 1
             if state.updated:
-                self.updates.failed = None
+                self.updates.owed = None
             state.updated = False  # an update since the last step is none of this one's
             self.steps.open(state)
             self._before = None
@@ -207,7 +207,7 @@ class FunctionSession(Session):
             return
         if self.models.stepped or in_use(state.scales):  # what is scaled may overflow
             return
-        if self.updates.failed is not None:  # what they are added to is bad, and was told
+        if self.updates.owed is not None:  # what they are added to is bad, and was told
             return
         if self._by_hand and state.operations is None:  # they were read as they came
             return
@@ -240,7 +240,7 @@ class FunctionSession(Session):
             trained = state.saw_backward
             self.steps.close(state)
             if trained and rows.failed is not None:
-                self.updates.failed = self.updates.failed or rows
+                self.updates.owed = self.updates.owed or rows
             if by_hand and rows.failed is not None:
                 self.tracker.judge.applied_bad_update(rows)
 

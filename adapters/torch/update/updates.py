@@ -43,7 +43,7 @@ class Updates:
 
     Attributes:
         ran_before: Whether layers were read in a step that ended before its update.
-        failed: The first step that failed and ended since the last update, which is of it, too.
+        owed: The first step that failed and ended since the last update, which is of it, too.
         called_past: Called where parts of a model were called past it.
     """
 
@@ -55,7 +55,7 @@ class Updates:
         self.gradients = Gradients(steps)
         self.moves = Moves(steps.options.updates)
         self.ran_before = False
-        self.failed: Step | None = None
+        self.owed: Step | None = None
         self._since = 1000  # updates since layers were read
 
     @whole
@@ -106,7 +106,7 @@ class Updates:
             # One that hands its check to a fused optimizer leaves the unscaling to it, too.
             scale = getattr(optimizer, "grad_scale", None)
             rows.update_goes_on(made=getattr(optimizer, "found_inf", None) is None)
-        failed = None if ran or state.depth else self.failed
+        failed = None if ran or state.depth else self.owed
         if failed is not None:
             self.tracker.judge.applied_bad_update(failed)
         else:
