@@ -75,7 +75,8 @@ def write(path: str, origin: Origin, kept: Sequence[Kept], target: str | None) -
     head += [*sorted(used), *([f"from {module} import {name}"] if module else [])]
     head += ["", "import anynan", ""]
     if tests.large:
-        head += [f'{_LARGE} = np.load(Path(__file__).with_suffix(".npz"))', ""]
+        head += ['with np.load(Path(__file__).with_suffix(".npz")) as file:']
+        head += [f"    {_LARGE} = dict(file)", ""]
     about = '"""Inputs that anynan.stress found: a test fails until its fault is mended."""\n'
     with open(path, "x", encoding="utf-8") as file:
         file.write("\n".join([about, *head, *(f"\n{text}" for text in body)]))
