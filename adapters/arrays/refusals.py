@@ -1,8 +1,8 @@
 """What is added to an exception that the tracked function would not have had."""
 
-from collections.abc import Iterator
-from types import FrameType, TracebackType
+from types import FrameType
 
+from anynan._base import tracebacks
 from anynan._base.sources import is_library, is_own, user_source
 from anynan.arrays.messages import STAND_IN_REFUSED
 from anynan.arrays.tracked import TrackedArray, is_tracked
@@ -13,7 +13,8 @@ _REFUSALS = (TypeError, ValueError, AttributeError, BufferError, LookupError)
 
 def explain(error: BaseException) -> None:
     """Add a note to an exception of code that was given a tracked array and refused it."""
-    frames = list(_frames(error.__traceback__))
+    through = [x.tb_frame for x in tracebacks.frames(error)]
+    frames = [frame for frame in through if not is_own(frame)]
     named = _names_it(error)
     refused = bool(frames) and isinstance(error, _REFUSALS) and _holds_one(frames[-1])
     if not (named or refused):
@@ -30,14 +31,6 @@ def _names_it(error: BaseException) -> bool:
         return TrackedArray.__name__ in str(error)
     except Exception:  # noqa: BLE001  an exception of the program's own may do anything
         return False
-
-
-def _frames(trace: TracebackType | None) -> Iterator[FrameType]:
-    """Walk the frames that the exception went through, anynan's own left out."""
-    while trace is not None:
-        if not is_own(trace.tb_frame):
-            yield trace.tb_frame
-        trace = trace.tb_next
 
 
 def _holds_one(frame: FrameType) -> bool:

@@ -89,13 +89,15 @@ def watch_all(options: Options, found: Found) -> Callable[[], None]:
         return Foreign(made, options, found, of, eager, library)
 
     def looping(loop: Callable[..., Any]) -> Callable[..., Any]:
+        parameters = inspect.signature(loop)
+
         @functools.wraps(loop)
         def loops(*args: Any, **kwargs: Any) -> Any:
             of = [x for x in args if callable(x)]
             if not of or not eager_now():
                 return loop(*args, **kwargs)
             try:
-                given = inspect.signature(loop).bind(*args, **kwargs).arguments
+                given = parameters.bind(*args, **kwargs).arguments
             except TypeError:  # JAX has its own words for it
                 return loop(*args, **kwargs)
             known = {key: given.pop(key) for key in FIXED & given.keys()}
@@ -448,15 +450,19 @@ class Eager(Watched):
             return (self._slope or self._fn)(*args, **kwargs)
         with under_way():  # what it calls is seen from here
             out = self._fn(*args, **kwargs)
+        self._judge(out, given, args, kwargs)
+        if self._slope is None:
+            return out
+        return (out[1], out[0][1]) if self._aux else out[1]
+
+    def _judge(self, out: Any, given: list[Any], args: Any, kwargs: Any) -> None:
+        """Look at what a call gave; it has run, so what we make of it is our affair."""
         try:
             self._seen(out, given, args, kwargs)
         except Exception as error:
             if ended(error):
                 raise
-            self._leave(error)  # it has run: what we make of it is our affair
-        if self._slope is None:
-            return out
-        return (out[1], out[0][1]) if self._aux else out[1]
+            self._leave(error)
 
     def _shared(self) -> Tracker:
         """Give the tracker of all that is made of one function."""
@@ -542,17 +548,15 @@ class Foreign(Eager):
                 leave_out_own(error)
                 self._look(args, kwargs, error)
             raise
-        try:
-            bad = _has_nan(tree_util.tree_leaves(self._last(out)))
-            # A sampler tells of a step that it rejected, and goes on from where it was.
-            self._rejected = self._rejected + 1 if bad and _kept(out, args) else LOOKS * bad
-            if self._rejected >= LOOKS:
-                self._look(args, kwargs)
-        except Exception as error:
-            if ended(error):
-                raise
-            self._leave(error)  # it has run: what we make of it is our affair
+        self._judge(out, [], args, kwargs)
         return out
+
+    def _seen(self, out: Any, given: list[Any], args: Any, kwargs: Any) -> None:
+        bad = _has_nan(tree_util.tree_leaves(self._last(out)))
+        # A sampler tells of a step that it rejected, and goes on from where it was.
+        self._rejected = self._rejected + 1 if bad and _kept(out, args) else LOOKS * bad
+        if self._rejected >= LOOKS:
+            self._look(args, kwargs)
 
     def _last(self, out: Any) -> Any:
         """Give what counts of a result: of a scan's rows the last, as samplers reject the rest."""

@@ -47,6 +47,9 @@ TRAINERS = (
 )
 # A model that its function drops before the backward pass is still there for a replay.
 HELD = 16
+_LAYERS = "torch.nn.modules."
+# The files between the line that calls a module and the look at it.
+_BETWEEN = {__file__, call_code.co_filename}
 
 _is_compiling = torch.compiler.is_compiling
 _is_dynamo = torch.compiler.is_dynamo_compiling
@@ -107,11 +110,6 @@ def watch_all(options: Options, found: Found) -> Callable[[], None]:
             warnings.filters.remove(rule)  # type: ignore[attr-defined]
 
     return undo
-
-
-_LAYERS = "torch.nn.modules."
-# The files between the line that calls a module and the look at it.
-_BETWEEN = {__file__, call_code.co_filename}
 
 
 class _Inside(threading.local):

@@ -11,10 +11,10 @@ def shorten(error: BaseException) -> None:
     Args:
         error: An AnomalyError on its way out: its report says what happened below.
     """
-    frames = _frames(error)
-    while frames and is_library(frames[-1].tb_frame.f_code.co_filename):
-        frames.pop()
-    error.__traceback__ = _joined(frames)
+    kept = frames(error)
+    while kept and is_library(kept[-1].tb_frame.f_code.co_filename):
+        kept.pop()
+    error.__traceback__ = _joined(kept)
 
 
 def without_own(error: BaseException) -> None:
@@ -30,28 +30,29 @@ def without_own(error: BaseException) -> None:
         if each is None or id(each) in seen:
             continue
         seen.add(id(each))
-        each.__traceback__ = _joined(_frames(each))
+        each.__traceback__ = _joined(frames(each))
         left += [each.__cause__, each.__context__]
 
 
 def last_own(error: BaseException) -> TracebackType | None:
     """Give where an exception left the program's own code last; None if it was in none."""
-    frames = reversed(_frames(error))
-    return next((x for x in frames if not is_library(x.tb_frame.f_code.co_filename)), None)
+    innermost = reversed(frames(error))
+    return next((x for x in innermost if not is_library(x.tb_frame.f_code.co_filename)), None)
 
 
-def _frames(error: BaseException) -> list[TracebackType]:
-    frames: list[TracebackType] = []
+def frames(error: BaseException) -> list[TracebackType]:
+    """List what an exception went through, the innermost last."""
+    found: list[TracebackType] = []
     traceback = error.__traceback__
     while traceback is not None:
-        frames.append(traceback)
+        found.append(traceback)
         traceback = traceback.tb_next
-    return frames
+    return found
 
 
-def _joined(frames: list[TracebackType]) -> TracebackType | None:
+def _joined(taken: list[TracebackType]) -> TracebackType | None:
     kept = None
-    for frame in reversed(frames):
+    for frame in reversed(taken):
         if not is_own(frame.tb_frame):
             frame.tb_next = kept
             kept = frame

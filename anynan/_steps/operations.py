@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from anynan._base import tracebacks
 from anynan._base.sources import is_library
 from anynan._diagnosis.agreement import divergence, same_end
 from anynan._diagnosis.kinds.operations import contained
@@ -151,7 +152,5 @@ class Operations:
 
 def _of_library(error: BaseException) -> bool:
     """Tell whether a library raised it, as a solver that gives up; the program knows its own."""
-    at = error.__traceback__
-    while at is not None and at.tb_next is not None:
-        at = at.tb_next
-    return at is not None and is_library(at.tb_frame.f_code.co_filename)
+    last = tracebacks.frames(error)[-1:]
+    return any(is_library(x.tb_frame.f_code.co_filename) for x in last)

@@ -67,9 +67,8 @@ def note(
         own: False if bad data had come in, which may be what it is.
         value: The array, None where its shape does not tell.
     """
-    thread = threading.get_ident()
-    made = weakref.ref(subject), name, step, memory, own, thread, turn(), _shape(value)
-    _made.append(_Made(*made))
+    thread, shape = threading.get_ident(), _shape(value)
+    _made.append(_Made(weakref.ref(subject), name, step, memory, own, thread, turn(), shape))
 
 
 def turn() -> int:

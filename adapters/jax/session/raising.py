@@ -93,7 +93,7 @@ def _as_equinox(error: Exception) -> Exception:
     try:
         sys.modules["equinox"].filter_jit(fails)()
     except Exception as own:  # noqa: BLE001  it is what is asked for
-        if own is not None and own is not error:
+        if own is not error:
             leave_out_own(own, around=True)
         return own
     return error

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
+from anynan._base import tracebacks
 from anynan._steps.tracked import Tracked
 from anynan.errors import AnomalyError
 from anynan.torch.call import noted
@@ -165,13 +166,9 @@ class ModelSession(Session):
 
 def _raised_by(module: Any, error: Exception) -> bool:
     """Tell whether an exception came out of this module's call, and is none of anynan's own."""
-    trace = None if isinstance(error, AnomalyError) else error.__traceback__
-    while trace is not None:
-        frame = trace.tb_frame
-        if frame.f_code is call_code and frame.f_locals.get("self") is module:
-            return True
-        trace = trace.tb_next
-    return False
+    through = [] if isinstance(error, AnomalyError) else tracebacks.frames(error)
+    calls = (x.tb_frame for x in through if x.tb_frame.f_code is call_code)
+    return any(frame.f_locals.get("self") is module for frame in calls)
 
 
 def _running(module: Any, root: RootCall | None) -> bool:

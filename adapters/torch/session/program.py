@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from anynan._arrays.containers import shown
+from anynan._base import tracebacks
 from anynan._base.sources import is_library, user_source
 from anynan._base.summary import Summary
 from anynan._diagnosis.evidence import BadParameter, ReplayError
@@ -327,12 +328,8 @@ def _named_by(error: BaseException, refused: Any) -> torch.Tensor | None:
     """Give the bad tensor for which the program ended with an exception that names NaN."""
     if not _NAMES.search(str(error)):
         return None
-    frames, at = [], error.__traceback__
-    while at is not None:
-        frames.append(at.tb_frame)
-        at = at.tb_next
-    for frame in reversed(frames):
-        for name, value in list(frame.f_locals.items()):
+    for through in reversed(tracebacks.frames(error)):
+        for name, value in list(through.tb_frame.f_locals.items()):
             for _, x in _inside(name, value):
                 if _holds_nan(x):
                     found: torch.Tensor = x
