@@ -69,8 +69,8 @@ class Operation:
         phase: ``backward`` means the gradient of this operation; else the phase it ran in.
         direct: True for what the user's own code computes in the backward pass: a custom
             function's rule, a gradient hook.
-        operands: What each of ``inputs`` is to the operation (``x``, ``weight``, ``bias``); empty
-            where their order says it.
+        operands: What each of ``inputs`` is to the operation (``x``, ``weight``, ``bias``), in the
+            backward pass also ``gradient`` and ``result``; empty where their order says it.
     """
 
     name: str

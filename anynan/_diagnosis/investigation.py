@@ -12,7 +12,7 @@ from anynan._diagnosis.evidence import Evidence
 from anynan._diagnosis.lineage import Lineage, OpRecord, Replay, trace
 from anynan._diagnosis.rules.repair import Repair
 from anynan._diagnosis.rules.situation import Situation
-from anynan._diagnosis.vocabulary import OPERANDS
+from anynan._diagnosis.vocabulary import GRADIENTS, OPERANDS
 from anynan._readings.monitor import Monitor
 from anynan._readings.policy import may_mask
 from anynan._readings.readings import Reading, Site
@@ -211,8 +211,10 @@ def operation(record: OpRecord | None) -> Operation | None:
         return None
     held = [item for item in record.operands if item.summary is not None]
     words = OPERANDS.get(record.name, {})
+    if record.phase == "backward" and not record.direct:
+        words = {item.name: GRADIENTS.get(item.name.rstrip("0123456789"), "") for item in held}
     # Frameworks have them in orders of their own.
-    if all(item.name in words for item in held):
+    elif all(item.name in words for item in held):
         held.sort(key=lambda item: list(words).index(item.name))
     else:
         words = {}
@@ -225,7 +227,7 @@ def operation(record: OpRecord | None) -> Operation | None:
         layer=record.layer,
         phase="forward" if record.direct else record.phase,
         direct=record.direct,
-        operands=tuple(words[item.name] for item in held) if words else (),
+        operands=tuple(words[item.name] for item in held) if any(words.values()) else (),
     )
 
 

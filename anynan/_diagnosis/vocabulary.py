@@ -232,6 +232,9 @@ OPERANDS: dict[str, dict[str, str]] = {
         "bias": "bias",
     },
 }  # fmt: skip
+# What a backward operation works on besides: the gradient that comes in, and what the forward
+# operation took and gave. Fixes call the operands x and y, too.
+GRADIENTS = {"grad": "gradient", "result": "result", "self": "x", "other": "y"}
 # Rules know these, and no framework that is watched today runs them under this name.
 WAITING: dict[str, str] = {
     "instance_norm": "every framework runs it as batch_norm, or as the arithmetic it is made of",

@@ -365,7 +365,8 @@ def _made_by(event: Event, width: int, where: str) -> Generator[Row, None, str]:
     yield label, _operation(operation, event, width, where=where)
     held = [describe(summary) for summary in operation.inputs]
     if operation.operands:
-        held = [f"{word}: {x}" for word, x in zip(operation.operands, held, strict=True)]
+        pairs = zip(operation.operands, held, strict=True)
+        held = [f"{word}: {x}" if word else x for word, x in pairs]
     bad = [i for i, summary in enumerate(operation.inputs) if summary.bad]
     # Evidence about the one operand that is not finite reads best beside its counts.
     if len(bad) == 1 and evidence and len(held[bad[0]]) + len(evidence) < width - _LABELS - 4:
