@@ -9,7 +9,7 @@ import anynan
 from anynan._diagnosis import causes
 from anynan._reports import report as reporting
 from anynan._steps import operations
-from anynan.arrays import live
+from anynan.arrays import live, records
 from tests import fake_adapter as toy
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -38,7 +38,7 @@ def toy_model() -> toy.Model:
 def test_a_record_that_fails_leaves_name_and_line(
     monkeypatch: pytest.MonkeyPatch, read: Any
 ) -> None:
-    monkeypatch.setattr(live, "_make_record", broken)
+    monkeypatch.setattr(records, "measure", broken)
     tracker = anynan.track(logged, action="record", advanced=anynan.Advanced(read=read))
     assert tracker(np.zeros(2)).shape == (2,)
     (event,) = tracker.events

@@ -7,15 +7,14 @@ trial repaired operations take the place of those that made bad values.
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from contextvars import Context
-from functools import partial
 from typing import Any
 
 import array_api_compat
 import numpy as np
 
-from anynan._arrays.access import namespace
+from anynan._arrays.access import library_name, namespace
 from anynan._arrays.chunked import is_chunked
 from anynan._arrays.containers import leaves
 from anynan._base.context import setting
@@ -26,14 +25,14 @@ from anynan._calls.generators import take as take_generators
 from anynan._diagnosis.evidence import ReplayError
 from anynan._diagnosis.lineage import OpRecord
 from anynan._diagnosis.rules import repair
-from anynan._diagnosis.rules.repair import Repair
+from anynan._diagnosis.rules.repair import BaseFixRunner, Repair
 from anynan._diagnosis.trials import Attempt
 from anynan._reach.messages import REPLAY_STOPPED
 from anynan.arrays.bundle import host
 from anynan.arrays.calls import Calls
-from anynan.arrays.live import LiveTape, is_finite
+from anynan.arrays.live import LiveTape
 from anynan.arrays.names import canonical, named, params
-from anynan.arrays.records import light
+from anynan.arrays.records import is_finite, light
 from anynan.arrays.tape import Tape, given
 from anynan.arrays.trackable import copied, is_array
 
@@ -63,15 +62,14 @@ class Call:
     ) -> None:  # fmt: skip
         self.fn, self.args, self.kwargs, self.context = fn, args, kwargs, context
 
-    def lent(
-        self, *, making: bool = False
-    ) -> AbstractContextManager[tuple[tuple[Any, ...], dict[str, Any]]]:
+    @contextmanager
+    def lent(self, *, making: bool = False) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
         """Give the arguments to run the function with again.
 
         Args:
             making: What the function's own code makes of no array is to be watched, too.
         """
-        return _copies(self)
+        yield copied(self.args), copied(self.kwargs)
 
     @property
     def is_changed(self) -> bool:
@@ -85,7 +83,7 @@ class Call:
         """Make the tape of a second run, in the scope that the call began in."""
         return self.context.copy().run(LiveTape, session, None)
 
-    def again(self, session: Calls, tape: LiveTape, *, making: bool = False) -> tuple[Any, bool]:
+    def again(self, session: Calls, tape: Tape, *, making: bool = False) -> tuple[Any, bool]:
         """Run the call under this tape, quietly, and put everything back.
 
         Returns:
@@ -123,11 +121,6 @@ class Call:
         finally:
             if first is not None:
                 first.closed = closed
-
-
-@contextmanager
-def _copies(call: Call) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-    yield copied(call.args), copied(call.kwargs)
 
 
 def _take_inputs(into: Collector, args: Any, kwargs: Any, drawn: Any) -> None:
@@ -173,7 +166,8 @@ def attempt(session: Calls, call: Call, tape: Tape, chosen: Sequence[Repair]) ->
         return None
     if any(is_chunked(x) for _, x in leaves((call.args, call.kwargs), "")):
         return None  # to look at each of its results is to compute it
-    first = next((r for r in tape.replay().records if _is_of(chosen[0], r)), None)
+    records = tape.replay().records
+    first = next((r for r in records if chosen[0].is_of(r.name, r.source, r.layer)), None)
     if first is None:
         return None
     mended, repairs = call.new_tape(session), _Repairs(chosen, first)
@@ -188,7 +182,7 @@ def attempt(session: Calls, call: Call, tape: Tape, chosen: Sequence[Repair]) ->
     return None if seen.notes else Attempt(seen, "call")
 
 
-class _Repairs:
+class _Repairs(BaseFixRunner):
     """Have repaired operations of a call take the place of those that made bad values.
 
     Args:
@@ -197,81 +191,61 @@ class _Repairs:
     """
 
     def __init__(self, chosen: Sequence[Repair], first: OpRecord) -> None:
-        self._chosen, self._first = list(chosen), first
-        self._names = {item.operation for item in chosen}
-        self._used: set[Repair] = set()
+        super().__init__(chosen)
+        self._first = first
         self._agreed: bool | None = None
 
     @property
     def whole(self) -> bool:
         """Tell whether every repair took its place, and the call ran as it did."""
-        return self._used == set(self._chosen) and self._agreed is True
+        return super().whole and self._agreed is True
 
     def around(
         self, name: str, function: Callable[..., Any], like: Any, layer: str | None
     ) -> Callable[..., Any]:
         """Give what to run in an operation's place: itself, unless it is one of those."""
         word = canonical(name)
-        if word not in self._names:
+        if word not in self.names:
             return function
-        source = user_source(framework=type(like).__module__.partition(".")[0])
-        wanted = [item for item in self._chosen if item.is_of(word, source, layer)]
-        return _Repaired(self, word, function, wanted, like) if wanted else function
+        found = self.of(word, user_source(framework=library_name(like)), layer)
+        words = repair.Namespace(namespace(like) or np, array_api_compat.device(like))
 
-    def met(self, wanted: Sequence[Repair], operands: Sequence[Any], out: Any) -> None:
-        """Note that a repair took its place; the first bad result was to be of the same operands.
+        def repaired(*args: Any, **kwargs: Any) -> Any:
+            def own(*new: Any) -> Any:
+                return function(*new, *args[len(new) :], **kwargs)
+
+            def expression(item: Repair, inside: Callable[..., Any], *new: Any) -> Any:
+                given = *new, *args[len(new) :]
+                operands = dict(named(word, given, kwargs))
+                return repair.run(item, words, inside, operands, params(word, given, kwargs))
+
+            def filled(item: Repair, inside: Callable[..., Any], *new: Any) -> Any:
+                return repair.neutral(words, inside(*new))
+
+            with np.errstate(all="ignore"):
+                out = own()
+                self._meet(found, [x for _, x in named(word, args, kwargs)], out)
+                new = self.made(found, repair.around(found, own, expression, filled))
+            return out if new is None else new
+
+        return repaired if found else function
+
+    def _meet(self, found: Sequence[Repair], operands: Sequence[Any], out: Any) -> None:
+        """Look whether the first bad result is of the operands that the first run had.
 
         Args:
-            wanted: The repairs.
+            found: The repairs.
             operands: What the operation was given.
             out: What it gives unrepaired.
         """
-        self._used.update(wanted)
         bad = is_array(out) and not is_finite(out)
-        if self._agreed is None and bad and self._chosen[0] in wanted:
+        if self._agreed is None and bad and self.repairs[0] in found:
             arrays = [x for x in operands if is_array(x)]
             known = [x.summary for x in self._first.operands if x.summary is not None]
             known = [summary for summary in known if summary.device != "host"]
             self._agreed = len(arrays) == len(known) and all(
                 _alike(light(x), summary) for x, summary in zip(arrays, known, strict=True)
             )
-
-
-class _Repaired:
-    """Stand for the function of one operation."""
-
-    def __init__(
-        self, repairs: _Repairs, word: str, function: Callable[..., Any], wanted: list[Repair],
-        like: Any,
-    ) -> None:  # fmt: skip
-        self._repairs, self._word, self._function, self._wanted = repairs, word, function, wanted
-        device = array_api_compat.device(like)
-        self._words = repair.Namespace(namespace(like) or np, device)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with np.errstate(all="ignore"):
-            out = self._function(*args, **kwargs)
-            operands = dict(named(self._word, args, kwargs))
-            self._repairs.met(self._wanted, list(operands.values()), out)
-            return self._run(self._wanted, args, kwargs)
-
-    def _run(
-        self, left: Sequence[Repair], args: tuple[Any, ...], kwargs: dict[str, Any], *new: Any
-    ) -> Any:
-        """Run what is left of the repairs, the last of them around the function itself."""
-        args = (*new, *args[len(new) :])
-        if not left:
-            return self._function(*args, **kwargs)
-        item, *rest = left
-        inner = partial(self._run, rest, args, kwargs)
-        if not item.expression:
-            return repair.neutral(self._words, inner())
-        operands, options = dict(named(self._word, args, kwargs)), params(self._word, args, kwargs)
-        return repair.run(item, self._words, inner, operands, options)
-
-
-def _is_of(repair: Repair, record: OpRecord) -> bool:
-    return repair.is_of(record.name, record.source, record.layer)
 
 
 def _alike(now: Any, then: Any) -> bool:

@@ -5,18 +5,14 @@ host together. If a bad value arrived somewhere, the call is run once more under
 where nothing forbids it; else the report is made of what this tape knows.
 """
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
-
-import numpy as np
 
 from anynan._arrays.access import (
     REFUSALS,
     detached,
     device_name,
-    dtype_name,
     namespace,
     on_host,
     standard_format,
@@ -25,14 +21,13 @@ from anynan._arrays.access import (
 )
 from anynan._arrays.chunked import is_chunked
 from anynan._arrays.probe import probe, reduced, span_of
-from anynan._base import context
-from anynan._base.sources import user_source
 from anynan._base.summary import Summary
 from anynan._diagnosis.lineage import OpRecord, Replay, Sink
 from anynan._diagnosis.records import Builder, Given, Origin
 from anynan._readings.policy import reading_kind
-from anynan.arrays.names import is_number, named, params
-from anynan.arrays.records import flagged, measured
+from anynan.arrays.names import is_number
+from anynan.arrays.operations import ArrayOp
+from anynan.arrays.records import blank, flagged, measure
 from anynan.arrays.tape import Tape
 from anynan.arrays.trackable import is_array
 from anynan.arrays.tracked import TrackedArray, is_tracked
@@ -106,8 +101,8 @@ class Node:
     blank: Summary
     slot: int | None
     operands: list[tuple[str, Any]] = field(default_factory=list)
-    params: dict[str, Any] = field(default_factory=dict)
-    expected: dict[str, str] | None = None
+    params: Mapping[str, Any] = field(default_factory=dict)
+    expected: Mapping[str, str] | None = None
     label: str | None = None
     array: Any = None
     came: Any = None
@@ -139,39 +134,23 @@ class DeferredTape(Tape):
             self.overwritten = True
 
     def look(
-        self, name: str, raw: str, function: Callable[..., Any], args: tuple[Any, ...],
-        kwargs: dict[str, Any], results: list[TrackedArray], *, clean: bool,
-        before: Any = None, writes: TrackedArray | None = None,
+        self, results: list[TrackedArray], show: Callable[[], ArrayOp], *, clean: bool,
+        writes: TrackedArray | None,
     ) -> None:  # fmt: skip
         """Note an operation."""
-        raw = self.named(raw, results[0])
-        layer = context.scope_path()
-        layer = None if layer == self.base else layer
-        source = user_source(framework=raw.partition(".")[0])
-        operands = [
-            (label, self._known(value))
-            for label, value in named(name, args, {k: v for k, v in kwargs.items() if k != "key"})
-            if is_tracked(value) or is_array(value) or is_number(value)
-        ]
+        op = show()
+        operands = [(label, self._known(x)) for label, x in op.given]
         for x in results:
             slot = self.slots.put(x._raw)
             if slot is None and x is not writes:
                 continue
-            index = len(self.nodes)
             self.nodes.append(
                 Node(
-                    name, raw, layer, source, _blank(x._raw), slot, operands,
-                    params(name, args, kwargs), context.expectations(),
-                    array=x._raw if is_chunked(x._raw) else None,
+                    op.name, op.raw, op.layer, op.source, blank(x._raw), slot, operands,
+                    op.params, op.expected, array=x._raw if is_chunked(x._raw) else None,
                 )
             )  # fmt: skip
-            if x is writes and name == "setitem":
-                x._cell.writes.append(index)
-            elif x is writes:
-                x._node = index
-                x._cell.writes[:] = [index]
-            else:
-                x._node = index
+            self.wrote(x, len(self.nodes) - 1, op)
 
     def _known(self, value: Any) -> Any:
         if is_number(value):
@@ -182,7 +161,7 @@ class DeferredTape(Tape):
                 nodes = (*nodes, *self._fresh(raw))
         else:
             raw, nodes = value, self._fresh(value)
-        return Known(_blank(raw), nodes, raw if is_chunked(raw) else None)
+        return Known(blank(raw), nodes, raw if is_chunked(raw) else None)
 
     def is_changed(self) -> bool:
         """Tell whether an argument holds other values than when the call began."""
@@ -198,7 +177,7 @@ class DeferredTape(Tape):
         slot = self.slots.put(raw)
         if slot is None:
             return ()
-        self.nodes.append(Node("", "", None, None, _blank(raw), slot))
+        self.nodes.append(Node("", "", None, None, blank(raw), slot))
         return (len(self.nodes) - 1,)
 
     def read(self, layer: str | None, phase: Phase, tensor: str, x: TrackedArray) -> None:
@@ -212,8 +191,8 @@ class DeferredTape(Tape):
             return
         if label is not None:
             x._node = len(self.nodes)
-            blank = _blank(x._raw)
-            self.nodes.append(Node("", "", None, None, blank, slot, label=label, came=x._raw))
+            came = Node("", "", None, None, blank(x._raw), slot, label=label, came=x._raw)
+            self.nodes.append(came)
         elif phase != "input":
             self._arrivals.append((phase, layer, tensor, nodes or self.lost(), slot))
         order = self.add_row(self.site(layer, phase, tensor, x._raw))
@@ -264,14 +243,14 @@ class DeferredTape(Tape):
             layer, phase = self.placed(node.layer)
             record = OpRecord(
                 index, node.name, node.raw, layer, phase, None, source=node.source,
-                params=node.params,
+                params=dict(node.params),
             )  # fmt: skip
             given = [self._given(label, value) for label, value in node.operands]
             # Where a NaN came in, the record that made it is measured.
             look = node.array is not None and detailed < DETAILED and not any(map(_is_nan, given))
             detailed += look
             result = Given("result", node.array, flagged(node.blank, *ends))
-            builder = Builder(measured, self._origin, self.notes.append)
+            builder = Builder(measure, self._origin, self.notes.append)
             builder.describe(record, result, given, look=look, expected=node.expected)
             records.append(record)
         sinks = []
@@ -312,9 +291,3 @@ def _is_nan(given: Given) -> bool:
     if given.known is None:
         return given.number is not None and given.number != given.number
     return given.known.nan > 0
-
-
-def _blank(raw: Any) -> Summary:
-    shape = tuple(np.shape(raw))
-    size = 0 if any(length != length for length in shape) else math.prod(shape)
-    return Summary(shape, dtype_name(raw), device_name(raw), size)

@@ -4,34 +4,30 @@ The operands are still at hand then, so what a bad result is made of is measured
 place of a second run.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-import numpy as np
-
-from anynan._arrays.access import device_name, dtype_name, on_host
-from anynan._arrays.probe import is_clean, probe
-from anynan._base import context
-from anynan._base.sources import user_source
+from anynan._arrays.access import dtype_name
+from anynan._arrays.probe import probe
 from anynan._base.summary import Summary
-from anynan._calls.collector import collecting
+from anynan._calls.collector import offer
 from anynan._diagnosis.agreement import CheckedPoint
-from anynan._diagnosis.lineage import Operand, OpRecord, Replay, Sink
-from anynan._diagnosis.messages import OPERATION_BLIND
-from anynan._diagnosis.records import SOFTMAX, Builder, Given, Origin, add_masked_rows
+from anynan._diagnosis.lineage import OpRecord, Replay, Sink
+from anynan._diagnosis.recorder import BaseRecorder
+from anynan._diagnosis.records import Given, Origin
 from anynan._readings.policy import reading_kind
 from anynan._readings.step import Step
+from anynan.arrays import records
 from anynan.arrays.bundle import call_of, host
 from anynan.arrays.errorlog import ErrorLog
 from anynan.arrays.messages import OUT_OF_SIGHT
-from anynan.arrays.names import is_number, named, params
-from anynan.arrays.records import light, measured, wide
+from anynan.arrays.names import is_number
+from anynan.arrays.operations import ArrayOp
+from anynan.arrays.records import blank, is_finite, light
 from anynan.arrays.tape import Tape, Watching
-from anynan.arrays.trackable import is_array
-from anynan.arrays.tracked import CLEAN, UNKNOWN, TrackedArray, is_tracked, strip
-from anynan.errors import reason
+from anynan.arrays.tracked import CLEAN, UNKNOWN, TrackedArray, is_tracked
 from anynan.events import Event, Kind, Phase
 
 # Operations that can only pass values on.
@@ -48,20 +44,16 @@ CARRYING = frozenset(
 _PLAIN = frozenset({"axis", "dim", "keepdims"})
 
 
-class LiveTape(Tape):
-    """Look at every result on the spot; raise where a bad value leaves its scope.
+# Their result depends on more than their operands, or is none of their own.
+_UNREPEATED = frozenset({"getitem", "copy", "empty", "random", "normal", "uniform"})
 
-    Attributes:
-        records: Operations with bad results.
-        sinks: Where bad values arrived.
-        passed: What left its scope in a second run.
-    """
+
+class LiveTape(Tape, BaseRecorder):
+    """Look at every result on the spot; raise where a bad value leaves its scope."""
 
     def __init__(self, session: Watching, rows: Step | None, log: ErrorLog | None = None) -> None:
-        super().__init__(session, rows, log)
-        self.records: list[OpRecord] = []
-        self.sinks: list[Sink] = []
-        self.passed: list[CheckedPoint] = []
+        Tape.__init__(self, session, rows, log)
+        BaseRecorder.__init__(self, records, self.notes.append, _offered)
         self._told: OpRecord | None = None  # by the log
         self._answers: dict[int, tuple[TrackedArray, tuple[int, ...]]] = {}
         self._last: tuple[int, ...] = ()
@@ -82,54 +74,21 @@ class LiveTape(Tape):
         return isinstance(value, int) or value is None
 
     def look(
-        self, name: str, raw: str, function: Callable[..., Any], args: tuple[Any, ...],
-        kwargs: dict[str, Any], results: list[TrackedArray], *, clean: bool,
-        before: Any = None, writes: TrackedArray | None = None,
+        self, results: list[TrackedArray], show: Callable[[], ArrayOp], *, clean: bool,
+        writes: TrackedArray | None,
     ) -> None:  # fmt: skip
         """Record an operation with a bad result."""
         bad = [x for x in results if not clean and not is_finite(x._raw)]
         if writes is not None and not any(x is writes for x in bad):
             self._cleared(writes)
-        if not bad:
-            if self.records:
-                self._answered(results)
-            return
-        index = len(self.records)
-        raw = self.named(raw, bad[0])
-        layer = context.scope_path()
-        try:
-            record = _make_record(
-                self, index, name, raw, function, args, kwargs, bad[0], before=before,
-                writes=writes,
-            )  # fmt: skip
-        except Exception as error:  # noqa: BLE001  the name and the line are known all the same
-            known = [x for x in (*args, *kwargs.values()) if is_tracked(x)]
-            items = tuple(Operand("", None, parents=self.parents(x)) for x in known)
-            record = OpRecord(index, name, raw, None, "value", light(bad[0]._raw), items)
-            what = f"the operands of {name}"
-            self.notes.append(OPERATION_BLIND(what=what, error=reason(error)))
-        record.layer = None if layer == self.base else layer
-        record.source = user_source(framework=type(bad[0]._raw).__module__.partition(".")[0])
-        expected = context.expectations()
-        if expected and record.output is not None:
-            record.expected = expected.get(record.output.kind or "")
-        self.records.append(record)
-        into = collecting.get()
-        if into is not None and into.wants(record):
-            plain = [strip(x, []) if x is not writes else before for x in args]
-            options = {key: strip(x, []) for key, x in kwargs.items()}
-            found = record.output
-            into.take(record, lambda o: call_of(name, raw, found, plain, options, o), host)
-        for x in bad:
-            if x is writes:
-                # A whole write hands on what it read through its own operands.
-                if name == "setitem":
-                    x._cell.writes.append(index)
-                else:
-                    x._node = index
-                    x._cell.writes[:] = [index]
-            else:
-                x._node = index
+        if bad:
+            op = show()
+            record = self.record(op, bad[0]._raw)
+            op.over()
+            for x in bad:
+                self.wrote(x, record.index, op)
+        elif self.records:
+            self._answered(results)
 
     def _answered(self, results: list[TrackedArray]) -> None:
         """Remember truths and whole numbers that were made of bad values, or of such."""
@@ -191,7 +150,7 @@ class LiveTape(Tape):
             seen = self.replay() if kind is not None and self.session.options.replay else None
             self.session.tracker.judge.flag(rows, order, x._raw, replayed=seen)
 
-    def origin(self, given: Given, _record: OpRecord) -> Origin:
+    def _origin(self, given: Given, record: OpRecord) -> Origin:
         """Say where the bad values of an operand came from."""
         x = given.key
         if is_tracked(x):
@@ -208,6 +167,36 @@ class LiveTape(Tape):
             return found._replace(source="uninitialised")
         return found
 
+    def _link(self, op: ArrayOp, record: OpRecord) -> None:
+        record.phase = "value"  # until it is known whether scopes are used
+
+    def _taken(self, op: ArrayOp) -> list[Given]:
+        return [self._given(op, label, x) for label, x in op.given]
+
+    def _given(self, op: ArrayOp, label: str, x: Any) -> Given:
+        if is_number(x):
+            return Given(label, number=x)
+        raw, writes = op.plain(x), op.writes
+        if writes is not None and x is writes and raw is writes._raw:  # no copy was made of it
+            return Given(label, None, self._kinds(writes), x)
+        return Given(label, raw, light(raw), x)
+
+    def _kinds(self, x: TrackedArray) -> Summary:
+        """Say what an overwritten operand held, of which there is no copy."""
+        known = [self.records[i].output for i in self.parents(x) if i < len(self.records)]
+        kinds = {summary.kind for summary in known if summary is not None}
+        return replace(
+            blank(x._raw), nan=int("nan" in kinds), posinf=int("posinf" in kinds),
+            neginf=int("neginf" in kinds),
+        )  # fmt: skip
+
+    def _wide(self, op: ArrayOp, output: Summary) -> Any:
+        if output.nan or op.name in _UNREPEATED or not op.inputs:
+            return None
+        # bfloat16 ends where float32 does, so only float64 shows by how much it overflowed.
+        narrow = all(dtype_name(x) == "float16" for _, x in op.inputs)
+        return host(op.rerun(dtype="float32" if narrow else "float64")[0])
+
     def checked(self, event: Event, array: Any) -> None:
         """Note in a second run what a direct check found."""
         parents = self.parents(array) if is_tracked(array) else self.lost()
@@ -215,8 +204,8 @@ class LiveTape(Tape):
 
     def history(self, x: TrackedArray) -> tuple[int, ...]:
         """Give the records that made this array bad."""
-        span = probe(x._raw)
-        return self._made_by(x, None if span is None else reading_kind(*span))
+        ends = probe(x._raw)
+        return self._made_by(x, None if ends is None else reading_kind(*ends))
 
     def lend(self, raw: Any) -> Any:
         """Put an array under watch that the function reaches past its arguments."""
@@ -264,96 +253,7 @@ class LiveTape(Tape):
         return Replay(list(records), list(self.sinks), notes, whole=True)
 
 
-# Their result depends on more than their operands, or is none of their own.
-_UNREPEATED = frozenset({"setitem", "getitem", "copy", "empty", "random", "normal", "uniform"})
-
-
-def _make_record(
-    tape: LiveTape, index: int, name: str, raw: str, function: Callable[..., Any],
-    args: tuple[Any, ...], kwargs: dict[str, Any], bad: TrackedArray, *, before: Any,
-    writes: TrackedArray | None,
-) -> OpRecord:  # fmt: skip
-    """Describe an operation with a bad result; layer, line and reason are the caller's.
-
-    Args:
-        tape: The tape of this call.
-        index: Number of the record.
-        name: Canonical name.
-        raw: The library's name.
-        function: What was called.
-        args: Positional arguments, tracked arrays among them.
-        kwargs: Arguments by name.
-        bad: The result that is bad.
-        before: Copy of what was overwritten, None where there is none.
-        writes: The array that was written to.
-    """
-    record = OpRecord(index, name, raw, None, "value", None, params=params(name, args, kwargs))
-    result = Given("result", bad._raw, None, bad)
-    given = [
-        _given(tape, label, value, writes, before)
-        for label, value in named(name, args, {k: v for k, v in kwargs.items() if k != "key"})
-        if _counts(value)
-    ]
-    builder = Builder(measured, tape.origin, tape.notes.append)
-    look = builder.fresh(record, result, given)
-    if not look:
-        result.known = light(bad._raw)
-
-    def wider(output: Summary) -> float | None:
-        if output.nan or writes is not None or name in _UNREPEATED:
-            return None
-        return wide(function, args, kwargs)
-
-    builder.describe(record, result, given, look=look, wide=wider)
-    if look and name in SOFTMAX:
-        _add_masked_rows(record, args)
-    return record
-
-
-def _counts(value: Any) -> bool:
-    return is_tracked(value) or is_array(value) or is_number(value)
-
-
-def _given(
-    tape: LiveTape, label: str, value: Any, writes: TrackedArray | None, before: Any
-) -> Given:
-    if is_number(value):
-        return Given(label, number=value)
-    if writes is None or value is not writes:
-        raw = value._raw if is_tracked(value) else value
-        return Given(label, raw, light(raw), value)
-    known = _kinds(tape, value) if before is None else light(before)
-    return Given(label, before, known, value)
-
-
-def _kinds(tape: LiveTape, x: TrackedArray) -> Summary:
-    """Say what an overwritten operand held, of which there is no copy."""
-    shape = tuple(np.shape(x._raw))
-    blank = Summary(shape, dtype_name(x._raw), device_name(x._raw), math.prod(shape))
-    known = [tape.records[i].output for i in tape.parents(x) if i < len(tape.records)]
-    kinds = {summary.kind for summary in known if summary is not None}
-    return replace(
-        blank, nan=int("nan" in kinds), posinf=int("posinf" in kinds),
-        neginf=int("neginf" in kinds),
-    )  # fmt: skip
-
-
-def _add_masked_rows(record: OpRecord, args: tuple[Any, ...]) -> None:
-    axis = record.params.get("dim", args[1] if len(args) > 1 else -1)
-    x = args[0]._raw if args and is_tracked(args[0]) else None
-    if x is not None and isinstance(axis, int):
-        add_masked_rows(record, on_host(x), axis)
-
-
-def is_finite(raw: Any) -> bool:
-    """Tell whether an array is finite."""
-    if is_clean(raw):
-        return True
-    kind = getattr(getattr(raw, "dtype", None), "kind", "f")
-    if kind in "biu":
-        return True
-    try:
-        span = probe(raw)
-    except TypeError:
-        return True
-    return span is None or reading_kind(*span) is None
+def _offered(record: OpRecord, op: ArrayOp) -> None:
+    """Hand an operation to the bundle that wants it."""
+    args, kwargs = op.arguments
+    offer(record, partial(call_of, op.name, op.raw, record.output, args, kwargs), host)

@@ -140,6 +140,8 @@ def params(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str
             found[word] = list(value) if isinstance(value, tuple) else value
     if name in ("var", "std") and "correction" not in found:
         found["correction"] = 0  # NumPy's and the standard's default; PyTorch is told otherwise
+    if name in ("softmax", "log_softmax") and len(args) > 1 and type(args[1]) is int:
+        found.setdefault("dim", args[1])
     if name == "pow" and len(args) > 1 and is_number(args[1]) and not isinstance(args[1], complex):
         found["exponent"] = args[1]
     return found

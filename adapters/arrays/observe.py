@@ -1,32 +1,25 @@
 """Every operation of one call of array code, shown as it runs; the call leaves no trace."""
 
-import math
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextvars import copy_context
-from functools import cached_property
-from types import FrameType
 from typing import Any
 
 import numpy as np
 
 from anynan._arrays.containers import leaves, mapped
 from anynan._base import context
-from anynan._base.sources import user_source
 from anynan._diagnosis.evidence import ReplayError
 from anynan._steps.tracked import Tracked
-from anynan._trace.op import Observed, Observer, Op, RerunError
+from anynan._trace.op import Observed, Observer
 from anynan.arrays.again import Call
-from anynan.arrays.live import LiveTape
 from anynan.arrays.messages import PLAIN_ARRAY
-from anynan.arrays.names import named, params
+from anynan.arrays.operations import ArrayOp
 from anynan.arrays.session import ArraySession
 from anynan.arrays.tape import Tape
 from anynan.arrays.trackable import is_array
-from anynan.arrays.tracked import TrackedArray, strip
+from anynan.arrays.tracked import TrackedArray
 from anynan.arrays.tracking import array_options
-from anynan.errors import reason
-from anynan.events import Phase, Source
+from anynan.events import Phase
 
 
 def takes(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
@@ -101,86 +94,7 @@ class _Quiet(ArraySession):
         """Likewise."""
 
 
-class ArrayOp(Op):
-    """Tell of one operation of array code; its line is known while its observer sees it."""
-
-    def __init__(
-        self, number: int, name: str, raw: str, tape: Tape, function: Callable[..., Any],
-        args: tuple[Any, ...], kwargs: dict[str, Any], results: Sequence[TrackedArray],
-        before: Any, writes: TrackedArray | None,
-    ) -> None:  # fmt: skip
-        self.number, self.name, self.kernel, self.raw = number, name, name, raw
-        self._tape, self._function, self._args, self._kwargs = tape, function, args, kwargs
-        self._results, self._before, self._writes = results, before, writes
-        self.written = writes is not None
-        layer = context.scope_path()
-        self.layer = None if layer == tape.base else layer
-        self.frame: FrameType | None = sys._getframe(1)  # until the observer has seen it
-        self.call = 0
-        self.phase: Phase = "forward"
-
-    @cached_property
-    def source(self) -> Source | None:
-        """Give the user's line."""
-        like = type(self._results[0]._raw).__module__.partition(".")[0]
-        return None if self.frame is None else user_source(self.frame, framework=like)
-
-    @cached_property
-    def inputs(self) -> Sequence[tuple[str, Any]]:
-        """Give the arrays of fractions it works on, by name."""
-        options = {key: x for key, x in self._kwargs.items() if key != "key"}
-        return [
-            (label, self._plain(x))
-            for label, x in named(self.name, self._args, options)
-            if _is_fraction(self._plain(x))
-        ]
-
-    @property
-    def outputs(self) -> Sequence[Any]:
-        """Give what it made."""
-        return [x._raw for x in self._results]
-
-    @cached_property
-    def params(self) -> Mapping[str, Any]:
-        """Give its plain arguments."""
-        return params(self.name, self._args, self._kwargs)
-
-    def rerun(
-        self, inputs: Mapping[str, Any] | None = None, dtype: str | None = None
-    ) -> Sequence[Any]:
-        """Run it once more, and give what it makes then.
-
-        Raises:
-            RerunError: If it writes into an array, or cannot compute in that dtype.
-        """
-        if self._writes is not None:
-            msg = f"{self.name} writes into an array that was there before"
-            raise RerunError(msg)
-        given = [(label, x) for label, x in named(self.name, self._args, self._kwargs)]
-        new = {id(x): (inputs or {}).get(label, x) for label, x in given}
-
-        def change(value: Any) -> Any:
-            kind: Any = type(value)
-            if kind in (list, tuple):
-                return kind(map(change, value))
-            value = self._plain(new.get(id(value), value))
-            return value.astype(dtype) if dtype and _is_fraction(value) else value
-
-        try:
-            with np.errstate(all="ignore"):
-                options = {key: change(x) for key, x in self._kwargs.items() if key != "out"}
-                made = self._function(*map(change, self._args), **options)
-        except Exception as error:
-            raise RerunError(reason(error)) from error
-        return list(made) if isinstance(made, tuple | list) else [made]
-
-    def _plain(self, x: Any) -> Any:
-        if self._writes is not None and x is self._writes and self._before is not None:
-            return self._before
-        return strip(x, [])
-
-
-class _Shown(LiveTape):
+class _Shown(Tape):
     """Show each operation to an observer, and put what it returns in the results' place.
 
     Attributes:
@@ -193,23 +107,19 @@ class _Shown(LiveTape):
         self.broken: BaseException | None = None
 
     def look(
-        self, name: str, raw: str, function: Callable[..., Any], args: tuple[Any, ...],
-        kwargs: dict[str, Any], results: list[TrackedArray], *, clean: bool,
-        before: Any = None, writes: TrackedArray | None = None,
+        self, results: list[TrackedArray], show: Callable[[], ArrayOp], *, clean: bool,
+        writes: TrackedArray | None,
     ) -> None:  # fmt: skip
         """Show one operation."""
-        op = ArrayOp(
-            self._count, name, self.named(raw, results[0]), self, function, args, kwargs, results,
-            before, writes,
-        )  # fmt: skip
-        self._count += 1
+        op = show()
+        op.number, self._count = self._count, self._count + 1
         with context.replay_context():
             try:
                 others = self._observer(op)
             except BaseException as error:
                 self.broken = error
                 raise
-        op.frame = None
+        op.over()
         if others is None:
             return
         for x, other in zip(results, others, strict=True):
@@ -224,12 +134,3 @@ class _Shown(LiveTape):
 
     def read(self, layer: str | None, phase: Phase, tensor: str, x: TrackedArray) -> None:
         """Read nothing: operations alone are shown."""
-
-
-def _is_fraction(x: Any) -> bool:
-    if not is_array(x):
-        return False
-    kind = getattr(x.dtype, "kind", None)
-    if kind is not None:
-        return kind in "fcV" and math.prod(x.shape) >= 0
-    return "float" in str(x.dtype) or "complex" in str(x.dtype)

@@ -13,7 +13,7 @@ from anynan._diagnosis.evidence import ReplayError
 from anynan._diagnosis.messages import NOT_PUT_BACK
 from anynan._reach import Exhausted, Kinds, Reach, container_state, refill
 from anynan._reach.messages import ANOTHER_THREAD, STATE_MISSED
-from anynan.arrays.state import is_clean
+from anynan.arrays.records import is_finite
 from anynan.arrays.tracked import is_tracked
 
 KINDS = Kinds(arrays=(np.ndarray,))
@@ -142,7 +142,7 @@ class StateSnapshot:
         for holder in self._kept.arrays[:MANY]:
             x = holder.get()
             plain = x._raw if is_tracked(x) else x
-            if id(x) in done or not isinstance(plain, np.ndarray) or is_clean(plain):
+            if id(x) in done or not isinstance(plain, np.ndarray) or is_finite(plain):
                 continue
             done.add(id(x))
             known = self._at_first(x)
@@ -152,7 +152,7 @@ class StateSnapshot:
                 made = True
             else:  # of a large one only some elements are known
                 before = np.frombuffer(known, x.dtype) if isinstance(known, bytes) else known
-                made = not _is_same(x, known) and is_clean(before)
+                made = not _is_same(x, known) and is_finite(before)
             if made:
                 yield holder.name, x
 

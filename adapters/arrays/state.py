@@ -8,10 +8,8 @@ from typing import Any
 import numpy as np
 
 from anynan._arrays.containers import attributes, leaves
-from anynan._arrays.probe import is_clean as is_finite
-from anynan._arrays.probe import probe
 from anynan._reach import is_own
-from anynan._readings.policy import reading_kind
+from anynan.arrays.records import is_finite
 from anynan.arrays.trackable import is_array, silent, unwrap
 from anynan.arrays.tracked import is_tracked
 
@@ -77,8 +75,8 @@ class State:
     def _is_clean(self, x: Any) -> bool:
         """Tell it of one array, where NumPy's errors are ignored."""
         if type(x) is np.ndarray:
-            return (x.dtype in FLOATS and squares(x) < math.inf) or is_clean(x)
-        return is_tracked(x) or not self._near(x) or is_clean(x)
+            return (x.dtype in FLOATS and squares(x) < math.inf) or is_finite(x)
+        return is_tracked(x) or not self._near(x) or is_finite(x)
 
     def unwrap(self) -> None:
         """Leave no tracked array behind."""
@@ -98,17 +96,6 @@ class State:
                     for inner, x in leaves(item, path, silent):
                         if is_tracked(x) or is_array(x):
                             yield inner, value, x
-
-
-def is_clean(x: Any) -> bool:
-    """Tell whether an array in host memory is finite; one that cannot be read counts as such."""
-    try:
-        if is_finite(x):
-            return True
-        span = probe(x)
-    except Exception:  # noqa: BLE001  it is read where it is used
-        return True
-    return span is None or reading_kind(*span) is None
 
 
 def squares(x: Any) -> float:

@@ -17,7 +17,7 @@ import numpy as np
 from anynan._arrays.access import dtype_max, dtype_name, namespace, on_host
 from anynan._arrays.arguments import bound, positional
 from anynan._arrays.containers import leaves
-from anynan._arrays.probe import Span, probe
+from anynan._arrays.probe import probe
 from anynan._base.context import running as watching
 from anynan._diagnosis.agreement import CheckedPoint, divergence
 from anynan._diagnosis.evidence import ReplayError
@@ -41,6 +41,7 @@ from anynan.arrays.messages import (
 )
 from anynan.arrays.modules import taking_stand_ins
 from anynan.arrays.reachable import SMALL, mark
+from anynan.arrays.records import span
 from anynan.arrays.state import State
 from anynan.arrays.tape import now
 from anynan.arrays.trackable import change, is_array, silent
@@ -501,9 +502,9 @@ class StepLevel:
         result, _ = began.again(self._session, tape, making=making)
         seen = tape.replay()
         seen.passed = [place for place in tape.passed if place.layer] + [
-            CheckedPoint("", "forward", label, 0, *span)
+            CheckedPoint("", "forward", label, 0, *ends)
             for label, x in leaves(result, "result")
-            if (span := _span(x)) is not None
+            if (ends := span(x)) is not None
         ]
         return seen
 
@@ -572,10 +573,3 @@ def _same(one: Any, other: Any) -> bool:
     if one is None:
         return True
     return bool(one[2] == other[2] and one[3:] == other[3:] and (one[1] == other[1]).all())
-
-
-def _span(x: Any) -> Span | None:
-    try:
-        return probe(x)
-    except TypeError:
-        return None

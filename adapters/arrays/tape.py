@@ -6,12 +6,13 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar, copy_context
 from dataclasses import replace
+from functools import partial
 from types import FrameType
 from typing import Any, Protocol
 
 import numpy as np
 
-from anynan._arrays.access import dtype_max, dtype_name, library_name, type_name
+from anynan._arrays.access import dtype_max, dtype_name, type_name
 from anynan._arrays.containers import leaves
 from anynan._arrays.messages import UNLOOKED
 from anynan._base import context
@@ -25,6 +26,7 @@ from anynan.arrays.errorlog import ErrorLog
 from anynan.arrays.messages import PLAIN_ARRAY
 from anynan.arrays.names import UNWRITTEN, canonical
 from anynan.arrays.namespaces import Namespace, namespace_of
+from anynan.arrays.operations import ArrayOp
 from anynan.arrays.trackable import change, copied, is_array, silent
 from anynan.arrays.tracked import CLEAN, UNKNOWN, Cell, TrackedArray, is_tracked, is_view, strip
 from anynan.errors import AnomalyError, reason
@@ -101,12 +103,27 @@ class Tape:
     # What a kind of tape does with results.
 
     def look(
-        self, name: str, raw: str, function: Callable[..., Any], args: tuple[Any, ...],
-        kwargs: dict[str, Any], results: list[TrackedArray], *, clean: bool,
-        before: Any = None, writes: TrackedArray | None = None,
+        self, results: list[TrackedArray], show: Callable[[], ArrayOp], *, clean: bool,
+        writes: TrackedArray | None,
     ) -> None:  # fmt: skip
-        """Look at the results of an operation; ``clean`` says that they are known to be finite."""
+        """Look at the results of an operation.
+
+        Args:
+            results: What it gave, and last what it wrote to.
+            show: Gives the operation.
+            clean: Whether the results are known to be finite.
+            writes: What it wrote to.
+        """
         raise NotImplementedError
+
+    def wrote(self, x: TrackedArray, index: int, op: ArrayOp) -> None:
+        """Know the record of what wrote an array."""
+        if x is op.writes and op.name == "setitem":
+            x._cell.writes.append(index)
+            return
+        x._node = index
+        if x is op.writes:  # a whole write hands on what it read through its own operands
+            x._cell.writes[:] = [index]
 
     def read(self, layer: str | None, phase: Phase, tensor: str, x: TrackedArray) -> None:
         """Write the row of a value that arrived somewhere."""
@@ -336,10 +353,10 @@ class Tape:
         elif results:
             try:
                 clean = target is None and self._clean(name, args, kwargs)
-                self.look(
-                    word, name, function, args, kwargs, results, clean=clean, before=before,
-                    writes=target,
-                )  # fmt: skip
+                show = partial(
+                    ArrayOp, self.base, word, name, function, args, kwargs, results, before, target
+                )
+                self.look(results, show, clean=clean, writes=target)
             except Exception as error:  # noqa: BLE001  looking is ours, the result is there
                 self.failed(f"the result of {name}", error)
         return out
@@ -436,10 +453,6 @@ class Tape:
             return Origin((), "input", known)
         self.notes.append(self.unseen())
         return Origin((), "overwritten", known)
-
-    def named(self, name: str, x: TrackedArray) -> str:
-        """Give the library's name of an operation."""
-        return f"{library_name(x._raw)}.{name.strip('_')}"
 
     # Step.
 

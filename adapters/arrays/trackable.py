@@ -10,7 +10,7 @@ from typing import Any
 import array_api_compat
 import numpy as np
 
-from anynan._arrays.containers import shown, stored
+from anynan._arrays.containers import mapped, shown, stored
 from anynan.arrays.tracked import TrackedArray, is_tracked
 
 _MUTABLE = (dict, list, OrderedDict, defaultdict)
@@ -125,16 +125,7 @@ class _Changing:
 
 def copied(value: Any) -> Any:
     """Copy the containers of an argument; what is watched in them is an array again."""
-    kind: Any = type(value)
-    if is_tracked(value):
-        return value._raw
-    if kind in (list, tuple):
-        return kind(map(copied, value))
-    if kind is dict:
-        return {key: copied(item) for key, item in value.items()}
-    if issubclass(kind, tuple) and hasattr(kind, "_fields"):
-        return kind(*map(copied, value))
-    return value
+    return mapped(value, lambda x: x._raw if is_tracked(x) else x)
 
 
 # How deep in the objects of a result a tracked array is looked for, and among how many.

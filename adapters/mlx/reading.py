@@ -7,8 +7,7 @@ import mlx.core as mx
 import numpy as np
 
 from anynan._base.summary import Summary
-from anynan.arrays.records import light as light_of
-from anynan.arrays.records import measured
+from anynan.arrays import records
 
 EVALUATE = mx.eval  # as it is while nothing is tracked
 _NARROW = (mx.float16, mx.bfloat16)
@@ -67,11 +66,11 @@ class Reader:
 
     def measure(self, x: Any, /) -> Summary:
         """Summarise an array."""
-        return measured(x)
+        return records.measure(x)
 
     def light(self, x: Any, /) -> Summary:
         """Summarise an array by its ends."""
-        return light_of(x)
+        return records.light(x)
 
     def on_host(self, x: Any, /) -> np.ndarray[Any, Any]:
         """Bring an array to the host, in a dtype that NumPy has."""
