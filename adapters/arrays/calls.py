@@ -24,9 +24,6 @@ from anynan.arrays.trackable import change, is_array, unwrap
 from anynan.arrays.tracked import TrackedArray, is_tracked
 from anynan.errors import AnomalyError
 
-# An operand up to this size is copied before it is overwritten, so that a report can quote it.
-SNAPSHOT = 2**16  # bytes
-
 
 class Calls(BaseAdapter):
     """Run calls under tapes, whatever kind of tape.
@@ -57,12 +54,6 @@ class Calls(BaseAdapter):
         if known is None:
             known = self._paths[path] = self._chosen(path)
         return known
-
-    def snapshot(self, raw: Any) -> Any:
-        """Copy what is about to be overwritten, if it is small."""
-        if not isinstance(raw, np.ndarray) or raw.nbytes > SNAPSHOT:
-            return None
-        return raw.copy()
 
     def _chosen(self, path: str) -> bool:
         keep, exclude = self.options.layers, self.options.exclude

@@ -34,6 +34,7 @@ from anynan.events import Event, Kind, Phase
 from anynan.options import Options
 
 _OUTLETS = 20
+SNAPSHOT = 2**16  # bytes
 now: ContextVar["Tape | None"] = context.running
 
 
@@ -47,10 +48,6 @@ class Watching(Protocol):
 
     def watches(self, path: str, /) -> bool:
         """Tell whether ``layers=`` and ``exclude=`` choose this scope."""
-        ...
-
-    def snapshot(self, raw: Any, /) -> Any:
-        """Copy what is about to be overwritten, if it is small."""
         ...
 
     def was_there(self, raw: Any, /) -> bool:
@@ -328,7 +325,7 @@ class Tape:
         target = writes if is_tracked(writes) else None
         if self.around is not None and found and target is None:
             function = self.around(name, function, found[0]._raw, layer)
-        before = None if target is None else self.session.snapshot(target._raw)
+        before = None if target is None else _snapshot(target._raw)
         if target is not None:
             target._cell.written = True
             self.about_to_write(target)
@@ -479,6 +476,11 @@ class Tape:
             return layer, "forward"
         # A function without scopes is the layer itself.
         return (None, "loss") if self.scoped else (self.base or "", "forward")
+
+
+def _snapshot(raw: Any) -> Any:
+    """Copy what is about to be overwritten, so that a report can quote it, if it is small."""
+    return raw.copy() if isinstance(raw, np.ndarray) and raw.nbytes <= SNAPSHOT else None
 
 
 def given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, int]]:

@@ -23,7 +23,7 @@ from anynan.jax.graphs.operations import Op as Grouped
 from anynan.jax.graphs.versions import dropped, rebind, rebind_in
 from anynan.jax.messages import EFFECT_NOT_RUN, GRADIENTS_UNLINKED, INSIDE_NOT_SEEN
 from anynan.jax.program import signature
-from anynan.jax.program.evaluator import silent
+from anynan.jax.program.evaluator import going_on, silent
 from anynan.jax.program.program import Program, Settings, form_of
 from anynan.jax.program.trace import UntraceableError, UnwatchableError, under_way
 from anynan.jax.read.probes import checkable
@@ -301,9 +301,4 @@ class Run:
                 return values
             self.turn, at = (*outer, at), at + 1
             outs = self.run(body.jaxpr, body.consts, [*ins[of_cond:of_body], *values], path)
-            if jnp.ndim(going):  # under vmap: the lanes that are done stand still
-                outs = [
-                    jnp.where(going.reshape(going.shape + (1,) * (jnp.ndim(a) - going.ndim)), a, b)
-                    for a, b in zip(outs, values, strict=True)
-                ]
-            values = outs
+            values = going_on(going, outs, values) if jnp.ndim(going) else outs

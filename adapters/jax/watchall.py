@@ -498,13 +498,13 @@ class Eager(Watched):
             self._count(judge)
             return
         step, told = judge.step, _told(tracker)
-        if _is_bad(given) and (told or session.settlement.maker(given)):
+        if _is_bad(given) and (told or session.maker(given)):
             comes = "is bad, and came after"
             judge.say(GIVEN_BY_ANOTHER(name=tracker.name, comes=comes, maker="a step"))
             self._count(judge)
         elif self._looks():
             self._again(tracker, session, args, kwargs)
-            session.settlement.remember(
+            session.remember(
                 [x for x in tree_util.tree_leaves(out) if isinstance(x, jax.Array)], step
             )
             if _told(tracker) == told:

@@ -100,11 +100,6 @@ class Part(Session):
         self.fn = fn
         self.left: Step | None = None
 
-    @property
-    def step(self) -> Step | None:
-        """Give the step that is judged at this moment."""
-        return self.settlement.step
-
     def _read(self, but: int = 0) -> None:
         """Read and judge the steps not read yet; keep the last one if that raises."""
         last = self.unread.last

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 import numpy as np
 
+from anynan._arrays.containers import mapped
 from anynan._base import context
 from anynan._base.patches import Patches
 from anynan._base.sources import user_source
@@ -356,15 +357,7 @@ def place(x: Any) -> Any:
 
 def _filled(value: Any, given: Mapping[int, Any]) -> Any:
     """Put other arrays in the place of those with these ids."""
-    if isinstance(value, mx.array):
-        return given.get(id(value), value)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_filled(item, given) for item in value))
-    if isinstance(value, list | tuple):
-        return type(value)(_filled(item, given) for item in value)
-    if isinstance(value, dict):
-        return {key: _filled(item, given) for key, item in value.items()}
-    return value
+    return mapped(value, lambda x: given.get(id(x), x))
 
 
 def compiling() -> bool:

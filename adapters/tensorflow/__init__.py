@@ -1,15 +1,8 @@
 """Watch TensorFlow functions, modules and Keras models."""
 
-try:
-    import tensorflow as tf
-except ModuleNotFoundError as error:  # pragma: no cover - shown by a test in a subprocess
-    if error.name != "tensorflow":  # it is there, and something that it needs is not
-        raise
-    msg = 'anynan.tensorflow needs TensorFlow: pip install "anynan[tensorflow]"'
-    raise ImportError(msg) from None
-if not hasattr(tf, "GradientTape"):
-    msg = 'anynan.tensorflow needs TensorFlow: pip install "anynan[tensorflow]"'
-    raise ImportError(msg)
+from anynan._base.imports import need as _need
+
+_need("tensorflow", "TensorFlow", "GradientTape")
 
 from anynan._arrays import registry as _registry
 from anynan.tensorflow.reader import Reader as _Reader

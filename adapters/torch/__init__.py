@@ -1,15 +1,8 @@
 """Watch PyTorch models and training steps."""
 
-try:
-    import torch as _torch
-except ModuleNotFoundError as error:  # pragma: no cover - shown by a test in a subprocess
-    if error.name != "torch":  # it is there, and something that it needs is not
-        raise
-    msg = 'anynan.torch needs PyTorch: pip install "anynan[torch]"'
-    raise ImportError(msg) from None
-if not hasattr(_torch, "Tensor"):
-    msg = 'anynan.torch needs PyTorch: pip install "anynan[torch]"'
-    raise ImportError(msg)
+from anynan._base.imports import need as _need
+
+_need("torch", "PyTorch", "Tensor")
 
 from anynan._arrays import registry as _registry
 from anynan.torch.firstbad import BadBatch, first_bad_batch

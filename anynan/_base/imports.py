@@ -1,11 +1,35 @@
-"""Do something once a module is imported, whenever that is."""
+"""Import what an adapter needs; do something once a module is imported, whenever that is."""
 
 import sys
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
+
+
+def need(module: str, title: str, has: str) -> None:
+    """Import the library that an adapter is for.
+
+    Args:
+        module: Its module.
+        title: What it is called.
+        has: A name in it, by which it is told from another of that name.
+
+    Raises:
+        ImportError: If it is not there, with the command that installs it.
+    """
+    package = module.partition(".")[0]
+    found = None
+    try:
+        found = import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name not in (module, package):  # it is there, and something that it needs is not
+            raise
+    if not hasattr(found, has):
+        msg = f'anynan.{package} needs {title}: pip install "anynan[{package}]"'
+        raise ImportError(msg)
 
 
 def when_imported(name: str, then: Callable[[], object]) -> Callable[[], None]:

@@ -13,21 +13,20 @@ import jax
 from anynan._base.sources import user_source
 from anynan.events import Source
 
-_JAX = tuple(os.path.join(os.path.dirname(file), "") for file in (jax.__file__,))
-_STDLIB = tuple(
-    os.path.join(path, "")
-    for name in ("stdlib", "platstdlib")
-    if (path := sysconfig.get_paths().get(name))
-)
-_PACKAGES = tuple(
-    os.path.join(path, "")
-    for name in ("purelib", "platlib")
-    if (path := sysconfig.get_paths().get(name))
-)
-_HELPERS = tuple(
-    os.path.join(folder, name, "")
-    for folder in _PACKAGES
-    for name in ("jaxlib", "opt_einsum", "numpy", "scipy", "ml_dtypes")
+
+def _folders(*names: str) -> tuple[str, ...]:
+    paths = sysconfig.get_paths()
+    return tuple(os.path.join(paths[name], "") for name in names if paths.get(name))
+
+
+_STDLIB, _PACKAGES = _folders("stdlib", "platstdlib"), _folders("purelib", "platlib")
+_JAX = (
+    os.path.join(os.path.dirname(jax.__file__), ""),
+    *(
+        os.path.join(folder, name, "")
+        for folder in _PACKAGES
+        for name in ("jaxlib", "opt_einsum", "numpy", "scipy", "ml_dtypes")
+    ),
 )
 
 Point = tuple[CodeType, int]
@@ -58,7 +57,7 @@ class CallSite:
 @lru_cache(maxsize=4096)
 def is_jax(file: str) -> bool:
     """Tell whether a file is JAX's, or one that JAX's calls go through."""
-    if file.startswith(_JAX + _HELPERS):
+    if file.startswith(_JAX):
         return True
     return file.startswith(_STDLIB) and not file.startswith(_PACKAGES)
 

@@ -58,6 +58,14 @@ def _quick() -> dict[str, Any]:
     return faster
 
 
+def going_on(lanes: Any, new: list[Any], old: list[Any]) -> list[Any]:
+    """Give what a round of a loop left under vmap: the lanes that are done stand still."""
+    return [
+        jnp.where(lanes.reshape(lanes.shape + (1,) * (jnp.ndim(a) - lanes.ndim)), a, b)
+        for a, b in zip(new, old, strict=True)
+    ]
+
+
 def silent(eqn: Any) -> bool:
     """Tell whether an equation is run only for its effect, such as a print."""
     return bool(eqn.effects) and all(dropped(var) for var in eqn.outvars)
@@ -305,11 +313,8 @@ def _while(ev: Evaluator, eqn: Any, ins: list[Any], path: Path) -> tuple[list[An
         finally:
             ev.depth = depth
         lanes = going(values)
-        if jnp.ndim(lanes):  # under vmap: the lanes that are done stand still
-            outs = [
-                jnp.where(lanes.reshape(lanes.shape + (1,) * (jnp.ndim(a) - lanes.ndim)), a, b)
-                for a, b in zip(outs, values, strict=True)
-            ]
+        if jnp.ndim(lanes):
+            outs = going_on(lanes, outs, values)
         old = unflat(start, seen)
         seen = flat([folded(a, b, count, depth) for a, b in zip(new, old, strict=True)])
         rounds = [of_round(item) for item, shape in zip(new, shapes, strict=True) if shape.kept]

@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -521,19 +522,12 @@ def form_of(
 
 def _numbered(points: list[ProbePoint]) -> list[ProbePoint]:
     """Number the outputs of a layer that has several."""
-    many: dict[Any, int] = {}
-    for point in points:
-        key = (point.layer, point.phase, point.tensor, point.call, point.parameter)
-        many[key] = many.get(key, 0) + 1
-    seen: dict[Any, int] = {}
-    found = []
-    for point in points:
-        key = (point.layer, point.phase, point.tensor, point.call, point.parameter)
-        if many[key] > 1:
-            at = seen[key] = seen.get(key, -1) + 1
-            found.append(replace(point, tensor=f"{point.tensor}[{at}]"))
-        else:
-            found.append(point)
+    places = [replace(point, value=None) for point in points]
+    many, seen, found = Counter(places), Counter[ProbePoint](), []
+    for point, place in zip(points, places, strict=True):
+        named = f"{point.tensor}[{seen[place]}]" if many[place] > 1 else point.tensor
+        seen[place] += 1
+        found.append(replace(point, tensor=named))
     return found
 
 

@@ -4,7 +4,7 @@ import functools
 import itertools
 import re
 import sys
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -204,11 +204,16 @@ def _in_modules(tree: Any) -> set[int]:
     equinox = sys.modules.get("equinox")
     if equinox is None:
         return set()
+    return _leaves_inside(tree, lambda x: isinstance(x, equinox.Module))
+
+
+def _leaves_inside(tree: Any, wanted: Callable[[Any], bool]) -> set[int]:
+    """Number the leaves of a tree that are inside of some of its nodes."""
     found: set[int] = set()
     at = 0
-    for item in tree_util.tree_leaves(tree, is_leaf=lambda x: isinstance(x, equinox.Module)):
-        size = len(tree_util.tree_leaves(item)) if isinstance(item, equinox.Module) else 1
-        found.update(range(at, at + size) if isinstance(item, equinox.Module) else ())
+    for item in tree_util.tree_leaves(tree, is_leaf=wanted):
+        size = len(tree_util.tree_leaves(item)) if wanted(item) else 1
+        found.update(range(at, at + size) if wanted(item) else ())
         at += size
     return found
 
@@ -260,17 +265,7 @@ def is_kept(name: str) -> bool:
 
 def _moments(value: Any) -> set[int]:
     """Find the leaves of an argument that optax made, whatever the argument is called."""
-
-    def made(x: Any) -> bool:
-        return type(x).__module__.partition(".")[0] == "optax"
-
-    found: set[int] = set()
-    at = 0
-    for item in tree_util.tree_leaves(value, is_leaf=made):
-        size = len(tree_util.tree_leaves(item)) if made(item) else 1
-        found.update(range(at, at + size) if made(item) else ())
-        at += size
-    return found
+    return _leaves_inside(value, lambda x: type(x).__module__.partition(".")[0] == "optax")
 
 
 def _module(value: Any) -> bool:

@@ -3,7 +3,7 @@
 import atexit
 import functools
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 from typing import Any
 
@@ -12,14 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from anynan._arrays.arguments import positional
-from anynan._diagnosis.evidence import BadParameter
-from anynan._diagnosis.lineage import Replay
-from anynan._diagnosis.rules.repair import Repair
-from anynan._diagnosis.trials import Attempt
 from anynan._readings import step as core
 from anynan._readings.moves import due, moved, stride
-from anynan._readings.readings import ProbePoint, Reading
-from anynan._steps.adapter import BaseAdapter
+from anynan._readings.readings import ProbePoint
 from anynan._steps.framework import Escalation
 from anynan._steps.messages import NO_UPDATES
 from anynan._steps.tracked import Tracked
@@ -168,7 +163,7 @@ NO_WEIGHTS = (
 )
 
 
-class Session(BaseAdapter):
+class Session(StepReader):
     """Watch one function for one tracker."""
 
     backend = "jax"
@@ -194,7 +189,6 @@ class Session(BaseAdapter):
         self._shut: dict[Hashable, dict[Path, str]] = {}
         self._kept: list[Any] = []
         self._lock = threading.RLock()
-        self.settlement = StepReader(tracker, options)
         self.unread = PendingSteps(tracker.remove)
         self._static: set[Hashable] | None = None
         self._once = False
@@ -241,7 +235,7 @@ class Session(BaseAdapter):
         """Read and judge the steps not read yet, but for so many of the last."""
         try:
             while (step := self.unread.take(but)) is not None:
-                self.settlement.settle(step)
+                self.settle(step)
         finally:
             self.unread.note()
 
@@ -316,7 +310,7 @@ class Session(BaseAdapter):
         """
         judge, arrays, program = self.tracker.judge, form.flat.arrays, watches.program
         watch, rows = watches.get(self.verdicts.exact(watches)), judge.rows()
-        if self.settlement.has_risen(Step(watch, arrays, [], None, rows)):
+        if self.has_risen(Step(watch, arrays, [], None, rows)):
             watch = watches.get(self.verdicts.exact(watches), keep=True)
         kept = sample(self.options.updates, rows.number, program, arrays)
         try:
@@ -328,7 +322,7 @@ class Session(BaseAdapter):
         except Exception as error:
             judge.close_step()
             died = Step(watch, list(arrays), [], None, rows)
-            self.settlement.broken(died, error, self.verdicts.table(watch))
+            self.broken(died, error, self.verdicts.table(watch))
             raise
         ran = Step(watch, list(arrays), list(outs), words, rows, since=judge.steps.since)
         judge.close_step()
@@ -449,26 +443,10 @@ class Session(BaseAdapter):
 
     # What the core asks for.
 
-    def replay(self, reading: Reading) -> Replay:
-        """Run the failing step again, operation by operation."""
-        return self.settlement.replay(reading)
-
-    def attempt(self, reading: Reading, repairs: Sequence[Repair]) -> Attempt | None:
-        """Run the failing step again with operations repaired."""
-        return self.settlement.attempt(reading, repairs)
-
     def escalation(self) -> Escalation | None:
         """Keep what the next steps donate, if this one could not be run again without it."""
-        step = self.settlement.step
+        step = self.step
         return None if step is None or not step.watch.donated else KEPT
-
-    def bad_parameters(self) -> list[BadParameter]:
-        """List the weights that are bad, before the step or after it."""
-        return self.settlement.bad_parameters()
-
-    def is_bad(self, item: BadParameter) -> bool:
-        """Look at one weight or buffer."""
-        return self.settlement.is_bad(item)
 
     def rank(self) -> int | None:
         """Give the process in a run over several."""

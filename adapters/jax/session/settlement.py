@@ -17,6 +17,7 @@ from anynan._diagnosis.rules.repair import Repair
 from anynan._diagnosis.trials import Attempt
 from anynan._readings.readings import ProbePoint, Reading
 from anynan._steps import producers
+from anynan._steps.adapter import BaseAdapter
 from anynan._steps.inputs import ANYTHING
 from anynan._steps.messages import STEPS_UNSEEN
 from anynan._steps.tracked import Tracked
@@ -38,16 +39,11 @@ from anynan.options import Options
 _code = jax.jit(probes.code)
 
 
-class StepReader:
-    """Read steps and have them judged; answer what the core asks of the one that is judged.
+class StepReader(BaseAdapter):
+    """Read steps and have them judged; answer what the core asks of the one that is judged."""
 
-    Args:
-        tracker: Judges.
-        options: What is wanted.
-    """
-
-    def __init__(self, tracker: Tracked, options: Options) -> None:
-        self._tracker, self._options = tracker, options
+    def __init__(self, tracker: Tracked, options: Options | None) -> None:
+        super().__init__(tracker, options)
         self._local = threading.local()
         # The weights that the last step spoilt, by argument, and which of them are bad.
         self._spoilt: dict[int, weakref.ref[Any]] = {}
@@ -63,11 +59,11 @@ class StepReader:
 
         The core looks at the weights for that, and only the step has them.
         """
-        if self._options.level == "operation":
+        if self.options.level == "operation":
             return False
         self._local.step = step
         try:
-            return self._tracker.judge.level == "operation"
+            return self.tracker.judge.level == "operation"
         finally:
             self._local.step = None
 
@@ -82,20 +78,20 @@ class StepReader:
         self._fill(step, words)
         self._local.step = step
         try:
-            if self._options.level == "operation" and not step.handed_on:
+            if self.options.level == "operation" and not step.handed_on:
                 self._every_operation(step)
             if self._bad(step) and not step.handed_on:
                 self._look_back(step)
-            self._tracker.judge.settle(rows)
+            self.tracker.judge.settle(rows)
         finally:
             self._local.step = None
             self._spoilt = {} if rows.failed is None else self._spoils(step)
             if rows.failed is not None:
                 self.remember(step.outs, rows.number)
         if rows.failed is None:
-            self._tracker.judge.known_clean(rows.number + 1)
+            self.tracker.judge.known_clean(rows.number + 1)
         else:
-            self._tracker.judge.applied_bad_update(rows)
+            self.tracker.judge.applied_bad_update(rows)
 
     def _spoils(self, step: Step) -> "dict[int, weakref.ref[Any]]":
         """Give what came out of a step bad and goes into the next, by the argument it is."""
@@ -124,7 +120,7 @@ class StepReader:
         graph = step.program.graph
         if watch.sites is None:
             avals = [graph.values[point.value].aval for point in watch.points]
-            watch.sites = sites_of(watch.points, avals, self._tracker.judge.monitor)
+            watch.sites = sites_of(watch.points, avals, self.tracker.judge.monitor)
         if step.program.expected:
             for order, point in enumerate(watch.points):
                 allowed = step.program.excused(point.value)
@@ -133,7 +129,7 @@ class StepReader:
         step.handed_on = self._handed_on(step)
         if not step.handed_on:
             self._listed = None
-            if self._options.replay and (step.read[:, 0] == probes.NAN).any():
+            if self.options.replay and (step.read[:, 0] == probes.NAN).any():
                 self._sure(step)
             step.meant = self._meant(step)
         read = step.read[watch.order]
@@ -152,7 +148,7 @@ class StepReader:
     def remember(self, outs: Iterable[Any], number: int) -> None:
         """Remember what a reported step gave: what another is given of it, is told already."""
         refs = [x if isinstance(x, weakref.ref) else weakref.ref(x) for x in outs]
-        judge, name = self._tracker.judge, self._tracker.name
+        judge, name = self.tracker.judge, self.tracker.name
 
         def holds(x: Any) -> bool:
             return any(ref() is x for ref in refs)
@@ -183,7 +179,7 @@ class StepReader:
             since: What was remembered before; what came after it may be what the arrays are made
                 of. None: only the very arrays count.
         """
-        judge = self._tracker.judge
+        judge = self.tracker.judge
         for x in arrays:
             if isinstance(x, jax.Array) and _is_bad(x):
                 found = producers.producer(judge.subject, x, math.inf if since is None else since)
@@ -202,7 +198,7 @@ class StepReader:
         Raises:
             AnomalyError: Of what was found, as the action says.
         """
-        judge = self._tracker.judge
+        judge = self.tracker.judge
         self._local.step = step
         step.outs = []  # JAX hands the exception on to whoever asks for one
         try:
@@ -239,7 +235,7 @@ class StepReader:
                 self._fill(step, probes.on_host(step.words))
             except Exception:  # noqa: BLE001  the program's own exception is the news
                 return
-            self._tracker.judge.review(step.rows)
+            self.tracker.judge.review(step.rows)
 
     def _meant(self, step: Step) -> set[int]:
         """Give the readings of an update that are Inf and may be meant so."""
@@ -280,7 +276,7 @@ class StepReader:
                 named = replace(point, phase="parameter", tensor=CARRIED)
             if named is not None:
                 aval = graph.values[point.value].aval
-                rows.rename(order, sites_of([named], [aval], self._tracker.judge.monitor)[0])
+                rows.rename(order, sites_of([named], [aval], self.tracker.judge.monitor)[0])
 
     def _part(self, step: Step, state: State) -> int | None:
         """Find the optimizer state that is bad where the weight itself is not."""
@@ -322,7 +318,7 @@ class StepReader:
 
     def _guard(self, step: Step, words: Any) -> None:
         """Have the norm of all gradients of weights judged, where the policy asks for it."""
-        policy = self._options.policy
+        policy = self.options.policy
         if policy.spike is None and policy.vanishing is None:
             return
         norms = [
@@ -331,17 +327,17 @@ class StepReader:
             if point.phase == "backward" and point.parameter is not None
         ]
         if norms:
-            self._tracker.judge.guard(step.rows, math.hypot(*norms))
+            self.tracker.judge.guard(step.rows, math.hypot(*norms))
 
     def _every_operation(self, step: Step) -> None:
         """Look at every operation of a step."""
         try:
             seen = self._seen(step, everything)
         except Exception as error:  # noqa: BLE001  the readings are judged all the same
-            self._tracker.judge.say(STEPS_UNSEEN(why=f"{type(error).__name__} {error}"))
+            self.tracker.judge.say(STEPS_UNSEEN(why=f"{type(error).__name__} {error}"))
             return
         if seen is not None:
-            self._tracker.judge.operations(step.rows, seen)
+            self.tracker.judge.operations(step.rows, seen)
 
     def _live(self, step: Step, watch: Watch) -> None:
         """Let the core look at what is still there of a bad step."""
@@ -386,7 +382,7 @@ class StepReader:
         step = self.step
         if step is None or step.rows.number != reading.step:
             return None
-        return attempt(step, repairs, self._tracker.judge.say)
+        return attempt(step, repairs, self.tracker.judge.say)
 
     def is_bad(self, item: BadParameter) -> bool:
         """Look at one weight, and at all where it alone does not tell."""

@@ -2,6 +2,7 @@
 
 import inspect
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,18 +73,33 @@ def results(node: Any) -> list[Any]:
     return [out for out in node.outputs[:most] if is_float(out)]
 
 
-def arguments(node: Any, inputs: list[Any]) -> dict[str, Any]:
-    """Give a node's inputs, or others in their place, by the names of its operation's."""
+def arguments(known: Any, attribute: Callable[[str], Any], inputs: Sequence[Any]) -> dict[str, Any]:
+    """Give the inputs of an operation, or others in their place, by their names.
+
+    Args:
+        known: What TensorFlow defines the operation as.
+        attribute: Gives an attribute of it.
+        inputs: The inputs.
+    """
     left, found = list(inputs), dict[str, Any]()
-    for argument in node.op_def.input_arg:
+    for argument in known.input_arg:
         count = None
         if argument.number_attr:
-            count = int(node.get_attr(argument.number_attr))
+            count = int(attribute(argument.number_attr))
         elif argument.type_list_attr:
-            count = len(node.get_attr(argument.type_list_attr))
+            count = len(attribute(argument.type_list_attr))
         found[argument.name] = left[0] if count is None else left[:count]
         left = left[1 if count is None else count :]
     return found
+
+
+def inferred(known: Any) -> set[str]:
+    """Name the attributes that the inputs of an operation tell."""
+    return {
+        name
+        for argument in known.input_arg
+        for name in (argument.type_attr, argument.number_attr, argument.type_list_attr)
+    }
 
 
 def raw_call(node: Any, inputs: list[Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -94,17 +110,13 @@ def raw_call(node: Any, inputs: list[Any]) -> tuple[dict[str, Any], dict[str, An
         inputs: What stands in the place of its inputs.
     """
     known = inspect.signature(getattr(tf.raw_ops, node.type)).parameters
-    given = arguments(node, inputs)
+    given = arguments(node.op_def, node.get_attr, inputs)
     attributes = {attribute.name for attribute in node.op_def.attr}
     # Some are called otherwise in Python: the axis of a sum.
     others = (name for name in known if name not in given and name not in attributes)
-    inferred = {
-        name
-        for argument in node.op_def.input_arg
-        for name in (argument.type_attr, argument.number_attr, argument.type_list_attr)
-    }
+    told = inferred(node.op_def)
     named = {name if name in known else next(others): x for name, x in given.items()}
-    chosen = [x.name for x in node.op_def.attr if x.name in known.keys() - inferred]
+    chosen = [x.name for x in node.op_def.attr if x.name in known.keys() - told]
     return named, {name: node.get_attr(name) for name in chosen}
 
 

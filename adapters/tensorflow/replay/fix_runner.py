@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.eager import execute
+from tensorflow.python.framework import op_def_library
 
 from anynan._base.patches import Patches
 from anynan._diagnosis.rules import repair as repairs
@@ -72,9 +74,6 @@ class FixRunner(BaseFixRunner):
     def at_work(self) -> Iterator[None]:
         """Repair what this thread traces meanwhile."""
         # What every generated function of TensorFlow makes its operation and its gradient with.
-        from tensorflow.python.eager import execute
-        from tensorflow.python.framework import op_def_library
-
         self._record, self._taped = execute.record_gradient, execute.must_record_gradient
         self._make = op_def_library._apply_op_helper
         with Patches() as patches:
@@ -144,7 +143,7 @@ class FixRunner(BaseFixRunner):
             raise RepairError(node.type)
         for i, x in zip(at, new, strict=False):
             inputs[i] = _like(x, inputs[i])
-        keywords = given | arguments(node, inputs)
+        keywords = given | arguments(node.op_def, node.get_attr, inputs)
         *_, made, results = self._make(node.type, None, **keywords)
         results = list(results)
         if self._taped():

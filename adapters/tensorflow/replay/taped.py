@@ -8,21 +8,18 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import tensorflow as tf
+from tensorflow.python.eager import execute
+from tensorflow.python.framework import op_callbacks, op_def_library, op_def_registry
 
 from anynan._base.sources import is_anynans, is_library
 from anynan._diagnosis.evidence import ReplayError
 from anynan.tensorflow.graphs import names
+from anynan.tensorflow.graphs.operations import arguments, inferred
 from anynan.tensorflow.graphs.traces import Trace
 from anynan.tensorflow.messages import NOT_UNDER_TAPE
 from anynan.tensorflow.read.buffers import Block
 from anynan.tensorflow.read.frames import Frame, here, tensors
 from anynan.tensorflow.read.layers import Layers
-
-try:  # what TensorFlow's own check of numerics is made with
-    from tensorflow.python.eager import execute
-    from tensorflow.python.framework import op_callbacks, op_def_library, op_def_registry
-except ImportError:  # pragma: no cover - another version of TensorFlow
-    op_callbacks = None
 
 _READS = ("ReadVariableOp", "ResourceGather")
 _OPAQUE = (tf.resource, tf.variant, tf.string)
@@ -92,17 +89,7 @@ class Note(NamedTuple):
         """
         known = op_def_registry.get(self.kind)
         given = dict(zip(self.attributes[::2], self.attributes[1::2], strict=True))
-        call: dict[str, Any] = {}
-        told: set[str] = set()  # by the inputs
-        for argument in known.input_arg:
-            told |= {argument.type_attr, argument.number_attr, argument.type_list_attr}
-            count = None
-            if argument.number_attr:
-                count = int(given[argument.number_attr])
-            elif argument.type_list_attr:
-                count = len(given[argument.type_list_attr])
-            call[argument.name] = left[0] if count is None else left[:count]
-            left = left[1 if count is None else count :]
+        call, told = arguments(known, given.__getitem__, left), inferred(known)
         for attribute in known.attr:
             if attribute.name in given and attribute.name not in told:
                 value = given[attribute.name]
@@ -159,8 +146,6 @@ class Record:
 
 def begin() -> None:
     """Begin a record of this thread, in the place of the one before."""
-    if op_callbacks is None:  # pragma: no cover - as above
-        return
     end()
     record = _local.record = _local.running = Record()
     op_callbacks.add_op_callback(record.note)
