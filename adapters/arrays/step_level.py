@@ -345,9 +345,6 @@ class StepLevel:
             session.came_in(tape, label, x, began.first(x))
         return tape
 
-    def _abandon(self) -> None:
-        self._local.began = self._local.tape = self._local.deep = None
-
     def read(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one call, and look at its ends in full."""
         session = self._session
@@ -435,7 +432,7 @@ class StepLevel:
                 judge.remember_input(bad, rows)
             rows.forget_arrays()
             self._local.bad = ()
-            self._abandon()
+            self._local.began = self._local.tape = self._local.deep = None
 
     # The second run.
 

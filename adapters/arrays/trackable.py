@@ -58,11 +58,8 @@ def _is_array_type(kind: type, value: Any) -> bool:
 def _is_dense(value: Any) -> bool:
     """Tell whether the elements lie in strides, where the type alone does not say so."""
     layout = getattr(value, "layout", None)
-    return layout is None or (str(layout).endswith("strided") and not _is_nested(value))
-
-
-def _is_nested(value: Any) -> bool:
-    return bool(getattr(value, "is_nested", False))
+    nested = getattr(value, "is_nested", False)
+    return layout is None or (str(layout).endswith("strided") and not nested)
 
 
 def change(value: Any, name: str, wanted: Callable[[Any], bool], new: Change) -> Any:

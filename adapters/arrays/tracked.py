@@ -82,9 +82,6 @@ class TrackedArray:
         self._tape.escaped(self, "to_dask_array")
         return self._raw
 
-    def __len__(self) -> int:
-        return len(self._raw)
-
     def __iter__(self) -> Iterator[Any]:
         if not getattr(self._raw, "shape", ()):
             iter(self._raw)  # the library's own error
@@ -92,34 +89,13 @@ class TrackedArray:
         count = len(self._raw) if hasattr(self._raw, "__len__") else self._raw.shape[0]
         return (self[i] for i in range(count))
 
-    def __bool__(self) -> bool:
-        return bool(self._raw)
-
     def __float__(self) -> float:
         self._tape.slipped(self)
         return float(self._raw)
 
-    def __int__(self) -> int:
-        return int(self._raw)
-
     def __complex__(self) -> complex:
         self._tape.slipped(self)
         return complex(self._raw)
-
-    def __index__(self) -> int:
-        return operator.index(self._raw)
-
-    def __hash__(self) -> int:
-        return hash(self._raw)
-
-    def __repr__(self) -> str:
-        return repr(self._raw)
-
-    def __str__(self) -> str:
-        return str(self._raw)
-
-    def __format__(self, spec: str) -> str:
-        return format(self._raw, spec)
 
     def __contains__(self, item: Any) -> bool:
         return (item._raw if is_tracked(item) else item) in self._raw
@@ -332,6 +308,15 @@ def _install_unary(name: str, function: Callable[..., Any]) -> None:
     setattr(TrackedArray, f"__{name}__", method)
 
 
+def _install_answer(name: str, ask: Callable[..., Any]) -> None:
+    """Give the class a method that answers as the array does."""
+
+    def method(self: TrackedArray, *args: Any) -> Any:
+        return ask(self._raw, *args)
+
+    setattr(TrackedArray, f"__{name}__", method)
+
+
 def _attribute(name: str) -> property:
     """Make an attribute of the array that can be assigned to."""
 
@@ -362,3 +347,5 @@ for _name in ("neg", "pos", "abs", "invert"):
 for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
     _install_unary(_name, getattr(operator, _name))
 _install_unary("round", round)
+for _ask in (len, bool, int, hash, repr, str, format, operator.index):
+    _install_answer(_ask.__name__, _ask)

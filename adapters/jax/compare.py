@@ -305,8 +305,9 @@ class _Traced:
         self.graph = Graph(closed)
         self.layers = Layers(self.graph, frozenset(roots))
         self.calls = Calls(self.graph, self.layers, len(self.floats) if backward else 0)
-        made = [self.graph.values[i].aval.dtype for i in self.calls.wanted()]
-        self.unit = max([_unit(dtype) for dtype in made] or [0.0])
+        finfo: Any = jnp.finfo
+        made = {self.graph.values[i].aval.dtype for i in self.calls.wanted()}
+        self.unit = max((float(finfo(dtype).eps) / 2 for dtype in made), default=0.0)
         self.choosers = choosers(self.graph)
         self.gates = list(gates(self.graph)) if backward else []
         self.compiled: dict[frozenset[int], dict[Path, Any]] = {}
@@ -425,11 +426,6 @@ def _name(node: Node) -> str:
     """Name an operation by the function of JAX it is a part of, else by its primitive."""
     whole = names.function(call_site(node.chain, node.eqn).functions)
     return whole or names.primitive(node.name)
-
-
-def _unit(dtype: Any) -> float:
-    finfo: Any = jnp.finfo
-    return float(finfo(dtype).eps) / 2
 
 
 def _float(x: Any) -> bool:

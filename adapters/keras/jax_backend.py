@@ -127,7 +127,7 @@ class Calls:
     ) -> Any:
         self.owner.grow()
         call = self._local.call = Call(layer, path, args, kwargs)
-        for name, value in _arguments(layer, args, kwargs).items():
+        for name, value in bound(positional(layer.call), args, kwargs):
             call.take(None, "input", name, value)
         try:
             out = run(*args, **kwargs)
@@ -204,11 +204,6 @@ def _ends(x: Any, extra: tuple[str, ...]) -> Any:
 
 def _itself(x: Any) -> Any:
     return x
-
-
-def _arguments(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Name the arguments of a layer's call."""
-    return dict(bound(positional(layer.call), args, kwargs))
 
 
 # What keeps sessions alive where nobody keeps their tracker; the models themselves do not.

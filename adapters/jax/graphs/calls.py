@@ -126,7 +126,7 @@ class Calls:
             for layer in layers.around(path):
                 nodes.setdefault((layer, layers.call(node, layer)), []).append(node)
         for (layer, index), inner in nodes.items():
-            counted = [node for node in inner if self._lively(node)] or inner
+            counted = [node for node in inner if not self._live.isdisjoint(node.outs)] or inner
             shared = list(zip(*(loops(node) for node in counted), strict=False))
             depth = next((i for i, x in enumerate(shared) if len(set(x)) > 1), len(shared))
             self._depths[layer, index] = depth
@@ -154,9 +154,6 @@ class Calls:
 
     def _branches(self, index: int) -> int:
         return self.graph.branches[self.graph.values[index].path]
-
-    def _lively(self, node: Node) -> bool:
-        return any(i in self._live for i in node.outs)
 
     def _at(self, index: int, depth: int) -> Iterator[int]:
         """Follow a value out of the loops inside a layer."""

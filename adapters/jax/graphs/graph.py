@@ -350,7 +350,7 @@ class Graph:
         """Mark what comes after the gradients: it reads them and is no gradient itself."""
         touched: set[int] = set()
         for node in self.nodes:
-            reads = any(i in touched or self._from(i, touched) for i in node.ins)
+            reads = any(not touched.isdisjoint(self.sources(i)) for i in node.ins)
             if node.backward or reads:
                 touched.update(out for out in node.outs if out is not None)
                 node.after = reads and not node.backward and not node.place.differentiated
@@ -359,9 +359,6 @@ class Graph:
                 continue
             readers = [r for i in node.outs if i is not None for r in self.readers(i)]
             node.after = bool(readers) and all(r is not None and r.after for r in readers)
-
-    def _from(self, index: int, touched: set[int]) -> bool:
-        return any(source in touched for source in self.sources(index))
 
     def sources(self, index: int) -> set[int]:
         """Give the values that a value may be, itself included."""

@@ -142,12 +142,11 @@ def merges(fn: Any) -> bool:
     if "flax.nnx" not in sys.modules:
         return False
     whole = getattr(inspect.unwrap(fn), "__code__", None)
-    codes = walk([] if whole is None else [whole], lambda code: filter(_is_code, code.co_consts))
-    return any("merge" in code.co_names for code in codes)
 
+    def inner(code: types.CodeType) -> list[types.CodeType]:
+        return [x for x in code.co_consts if isinstance(x, types.CodeType)]
 
-def _is_code(x: Any) -> bool:
-    return isinstance(x, types.CodeType)
+    return any("merge" in code.co_names for code in walk([whole] if whole else [], inner))
 
 
 def _bases() -> tuple[type, ...]:

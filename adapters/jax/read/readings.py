@@ -185,7 +185,7 @@ def folded(new: Emission, old: Emission, it: Any, depth: int) -> Emission:
     if new.probe.what == "value":
         now = it == new.probe.at[depth]
         now = now if not jnp.ndim(now) else now.reshape(now.shape + (1,) * (new.data.ndim - 1))
-        return replace_data(new, jnp.where(now, new.data, old.data))
+        return replace(new, data=jnp.where(now, new.data, old.data))
     worse = new.word > old.word
     data = new.data
     if new.wide:
@@ -198,8 +198,3 @@ def folded(new: Emission, old: Emission, it: Any, depth: int) -> Emission:
     its = (jnp.broadcast_to(it, new.word.shape), *new.its)
     kept = tuple(jnp.where(worse, a, b) for a, b in zip(its, old.its, strict=True))
     return Emission(new.probe, data, kept, new.shards)
-
-
-def replace_data(item: Emission, data: Any) -> Emission:
-    """Give a reading with other data."""
-    return Emission(item.probe, data, item.its, item.shards)

@@ -76,7 +76,8 @@ def _run(step: Step, program: Program, arrays: list[Any]) -> Attempt | None:
     words = {point.value: found[point.value].word for point in points}
     bad = masks_last([point for point in points if words[point.value]], words)
     operations = program.operations().ops
-    slopes = [op for op in operations if _is_slope(op)]
+    # The backward passes of repaired ones.
+    slopes = [x for x in operations if x.forward and _NUMBER in x.forward.nodes[0].place.marks]
     chosen = slice_behind(program, bad, words, set())
     if bad[0].phase == "backward":
         chosen |= ahead(program, chosen)
@@ -103,11 +104,6 @@ def _points(step: Step, program: Program) -> list[ProbePoint]:
         if watch.at.get(index) in step.meant
     }
     return [point for point in program.points(backward=True) if point.value not in meant]
-
-
-def _is_slope(op: Op) -> bool:
-    """Tell whether an operation is the backward pass of a repaired one."""
-    return op.forward is not None and _NUMBER in op.forward.nodes[0].place.marks
 
 
 def _made_bad(op: Op, found: dict[int, Flag]) -> bool:

@@ -80,7 +80,7 @@ class StepReader(BaseAdapter):
         try:
             if self.options.level == "operation" and not step.handed_on:
                 self._every_operation(step)
-            if self._bad(step) and not step.handed_on:
+            if step.read[:, 0].any() and not step.handed_on:
                 self._look_back(step)
             self.tracker.judge.settle(rows)
         finally:
@@ -140,10 +140,6 @@ class StepReader(BaseAdapter):
         self._guard(step, read)
         if step.moved is not None and not (watch.restored and read[:, 0].any()):
             step.moved.write(rows)  # else the old state may have been given back
-
-    @staticmethod
-    def _bad(step: Step) -> bool:
-        return step.read is not None and bool(step.read[:, 0].any())
 
     def remember(self, outs: Iterable[Any], number: int) -> None:
         """Remember what a reported step gave: what another is given of it, is told already."""

@@ -171,17 +171,14 @@ def _filled(floats: list[Any], scope: str, item: Repair, own: Callable[..., Any]
                 clean = tf.reduce_all(
                     [tf.reduce_all(_WORDS.isfinite(x)) for x in incoming if is_float(x)]
                 )
-                slopes = tape.gradient(out, given, output_gradients=_as(out, incoming))
+                many = list(incoming) if isinstance(out, list) else incoming[0]
+                slopes = tape.gradient(out, given, output_gradients=many)
                 # What came in bad is another fault's.
                 return [x if x is None else tf.where(clean, _fill(x), x) for x in slopes]
 
         return (out if item.phase == "backward" else tf.nest.map_structure(_fill, out)), back
 
     return tf.custom_gradient(made)(*new, *floats[len(new) :])
-
-
-def _as(out: Any, incoming: Sequence[Any]) -> Any:
-    return list(incoming) if isinstance(out, list) else incoming[0]
 
 
 def _fill(x: Any) -> Any:
