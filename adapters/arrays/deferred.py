@@ -151,6 +151,7 @@ class DeferredTape(Tape):
                 )
             )  # fmt: skip
             self.wrote(x, len(self.nodes) - 1, op)
+        op.over()
 
     def _known(self, value: Any) -> Any:
         if is_number(value):
