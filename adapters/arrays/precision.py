@@ -6,9 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from anynan._apps.precision.watch import Narrow, refuse
+from anynan._apps.precision.watch import Narrow
 from anynan._arrays.access import namespace, to_host
-from anynan._trace.op import Observed, Observer
 from anynan.arrays.observe import observe, takes
 from anynan.arrays.trackable import is_array
 
@@ -19,19 +18,10 @@ def narrowed_of(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
 
 
 class Narrowed(Narrow):
-    """Run one function in narrow dtypes."""
+    """Run one function in narrow dtypes: it has no layers, and few kernels to skip."""
 
-    def observe(self, observer: Observer) -> Observed:
-        """Run as it is, and show each operation."""
-        return observe(*self.call, observer)
-
-    def run(
-        self, observer: Observer, dtype: str, how: str, keep: Mapping[str, bool], *, own: bool
-    ) -> Observed:
-        """Run with the arguments in a dtype: array code has no layers, and few kernels to skip."""
-        del keep, own
-        refuse(how, "array code")
-        return observe(self.call[0], *self.narrowed(dtype), observer)
+    framework = "array code"
+    shows = staticmethod(observe)
 
     def host(self, x: Any) -> NDArray[Any] | None:
         """Give an array's numbers to NumPy; None if it has none with a fraction."""

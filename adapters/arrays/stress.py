@@ -1,6 +1,6 @@
 """What a hunt needs of array code: to run it, and no slope."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -9,7 +9,6 @@ import numpy as np
 from anynan._apps.stress.lab import Array, Lab
 from anynan._arrays.access import namespace, to_host
 from anynan._arrays.arguments import positional
-from anynan._trace.op import Observed, Observer
 from anynan.arrays.observe import observe, takes
 from anynan.arrays.reachable import untouched
 from anynan.arrays.trackable import is_array
@@ -25,6 +24,7 @@ class ArrayLab(Lab):
     """Run array code on changed inputs."""
 
     door = staticmethod(track)
+    shows = staticmethod(observe)
 
     def __init__(self, target: Callable[..., Any], args: tuple[Any, ...]) -> None:
         self.target, self.args, self.parameters = target, args, positional(target)
@@ -50,10 +50,6 @@ class ArrayLab(Lab):
         if isinstance(x, np.ndarray | np.generic):
             return "{}"
         return f"{namespace(x).__name__}.asarray({{}})"
-
-    def observe(self, program: Callable[..., Any], xs: Sequence[Any], watch: Observer) -> Observed:
-        """Run a program once."""
-        return observe(program, tuple(xs), {}, watch)
 
     def kept(self, program: Callable[..., Any]) -> AbstractContextManager[object]:
         """Put back what it changes."""

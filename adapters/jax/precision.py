@@ -46,13 +46,11 @@ def narrowed_of(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
 class Narrowed(Narrow):
     """Run one target in narrow dtypes."""
 
+    shows = staticmethod(observe)
+
     def __init__(self, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         super().__init__(target, args, kwargs)
         self._program, self._arrays = traced(*self.call)
-
-    def observe(self, observer: Observer) -> Observed:
-        """Run as it is, and show each operation."""
-        return observe(*self.call, observer)
 
     def host(self, x: Any) -> NDArray[Any] | None:
         """Give an array's numbers to NumPy; None if it has none with a fraction."""

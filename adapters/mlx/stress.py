@@ -11,7 +11,6 @@ from mlx import nn
 from anynan._apps.stress.edges import Edge
 from anynan._apps.stress.lab import Array, Lab, Watch
 from anynan._arrays.arguments import positional
-from anynan._trace.op import Observed, Observer
 from anynan.mlx.layers import code_of
 from anynan.mlx.observe import observe, sight, takes
 from anynan.mlx.reading import READER, is_float
@@ -27,6 +26,7 @@ class MlxLab(Lab):
     """Run a model, a training step or a function on changed inputs."""
 
     door = staticmethod(track)
+    shows = staticmethod(observe)
     imports = ("import mlx.core as mx",)
 
     def __init__(self, target: Callable[..., Any], args: tuple[Any, ...]) -> None:
@@ -55,10 +55,6 @@ class MlxLab(Lab):
         """Write an array of the same dtype."""
         name = str(x.dtype).rpartition(".")[2]
         return f"mx.array({{}}).astype(mx.{name})"
-
-    def observe(self, program: Callable[..., Any], xs: Sequence[Any], watch: Observer) -> Observed:
-        """Run a program once."""
-        return observe(program, tuple(xs), {}, watch)
 
     def kept(self, program: Callable[..., Any]) -> AbstractContextManager[object]:
         """Put back what runs change."""

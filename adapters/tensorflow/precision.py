@@ -1,13 +1,14 @@
 """Run a TensorFlow function in a narrow dtype: its arguments are cast, its variables are not."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from anynan._apps.precision.watch import Narrow, refuse
+from anynan._apps.precision.watch import Narrow
 from anynan._trace.op import Observed, Observer
 from anynan.tensorflow.graphs.operations import is_float
 from anynan.tensorflow.observe import layers_of, observe, takes
@@ -20,25 +21,15 @@ def narrowed_of(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
 
 
 class Narrowed(Narrow):
-    """Run one target in narrow dtypes."""
+    """Run one target in narrow dtypes, in TensorFlow's own kernels."""
 
+    framework = "TensorFlow without Keras"
     replaces = False
 
     def __init__(self, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         super().__init__(target, args, kwargs)
         self.layers = layers_of(target)
-
-    def observe(self, observer: Observer) -> Observed:
-        """Run as it is, and show each operation."""
-        return observe(*self.call, observer, self.layers)
-
-    def run(
-        self, observer: Observer, dtype: str, how: str, keep: Mapping[str, bool], *, own: bool
-    ) -> Observed:
-        """Run with the arguments in a dtype, in TensorFlow's own kernels."""
-        del keep, own
-        refuse(how, "TensorFlow without Keras")
-        return observe(self.call[0], *self.narrowed(dtype), observer, self.layers)
+        self.shows = partial(observe, layers=self.layers)
 
     def alone(self, observer: Observer, dtype: str, *, own: bool) -> Observed:
         """Run as it is while its layers compute in a dtype."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,6 @@ import tensorflow as tf
 from anynan._apps.stress.edges import Edge
 from anynan._apps.stress.lab import Array, Lab, Watch
 from anynan._arrays.arguments import positional
-from anynan._trace.op import Observed, Observer
 from anynan.tensorflow.observe import layers_of, observe, takes, untouched
 from anynan.tensorflow.tracking import track
 
@@ -30,7 +30,7 @@ class TensorflowLab(Lab):
         self.target, self.args = target, args
         python: Any = getattr(target, "python_function", target)
         self.parameters = positional(getattr(python, "call", python))
-        self._layers = layers_of(target)
+        self.shows = partial(observe, layers=layers_of(target))
         phases: set[str] = set()
         self.observe(target, args, lambda op: phases.add(op.phase))
         self.trains = "optimizer" in phases
@@ -51,10 +51,6 @@ class TensorflowLab(Lab):
     def code(self, x: Any) -> str:
         """Write an array of the same dtype."""
         return f"tf.cast({{}}, tf.{x.dtype.name})"
-
-    def observe(self, program: Callable[..., Any], xs: Sequence[Any], watch: Observer) -> Observed:
-        """Run a program once."""
-        return observe(program, tuple(xs), {}, watch, self._layers)
 
     def kept(self, program: Callable[..., Any]) -> AbstractContextManager[object]:
         """Put back what runs change."""

@@ -40,11 +40,15 @@ class Narrow:
         kwargs: By name.
 
     Attributes:
+        shows: The framework's ``observe``.
+        framework: What it is called where it has no autocast.
         replaces: Whether other results can take the place of an operation's.
         widening: What to write for a line whose operands are to be float32.
         outside: What to write for a line that autocast is to leave alone.
     """
 
+    shows: Callable[..., Observed]
+    framework = ""
     replaces = True
     widening = outside = 'x.astype("float32") for each operand'
 
@@ -53,12 +57,12 @@ class Narrow:
 
     def observe(self, observer: Observer) -> Observed:
         """Run as it is, and show each operation."""
-        raise NotImplementedError
+        return self.shows(*self.call, observer)
 
     def run(
         self, observer: Observer, dtype: str, how: How, keep: Mapping[str, bool], *, own: bool
     ) -> Observed:
-        """Run in a dtype, and leave no trace.
+        """Run in a dtype, and leave no trace: by itself with the arguments in it, and no more.
 
         Args:
             observer: Sees each operation.
@@ -71,7 +75,9 @@ class Narrow:
         Raises:
             ValueError: If it cannot be run in this way.
         """
-        raise NotImplementedError
+        del keep, own
+        refuse(how, self.framework)
+        return self.shows(self.call[0], *self.narrowed(dtype), observer)
 
     def host(self, x: Any) -> NDArray[Any] | None:
         """Give an array's numbers to NumPy, unchanged; None if it has none with a fraction."""
