@@ -211,22 +211,13 @@ class _Method:
 class _At:
     """Stand for ``x.at``, where arrays cannot be written to: ``x.at[key].set(value)``."""
 
-    __slots__ = ("_array",)
-
-    def __init__(self, array: TrackedArray) -> None:
-        self._array = array
-
-    def __getitem__(self, key: Any) -> "_Place":
-        return _Place(self._array, key)
-
-
-class _Place:
-    """Stand for one place of such an array."""
-
     __slots__ = ("_array", "_key")
 
-    def __init__(self, array: TrackedArray, key: Any) -> None:
+    def __init__(self, array: TrackedArray, key: Any = None) -> None:
         self._array, self._key = array, key
+
+    def __getitem__(self, key: Any) -> "_At":
+        return _At(self._array, key)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         def call(x: Any, *given: Any, key: Any, **options: Any) -> Any:

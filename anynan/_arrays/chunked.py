@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from anynan._arrays.access import fields, format_of, on_host, to_host
 from anynan._arrays.tally import Tally, first_bad
 from anynan._base.summary import Summary
 
@@ -21,8 +22,6 @@ def is_chunked(x: Any) -> bool:
 
 def holds_floats(x: Any) -> bool:
     """Tell whether the elements are of a kind that can be bad."""
-    from anynan._arrays.access import format_of
-
     return format_of(np.dtype(x.dtype)).kind in ("real", "complex") or x.dtype.names is not None
 
 
@@ -66,8 +65,6 @@ def _start(found: Any, place: tuple[int, ...], axis: int) -> int:
 
 def _describe_chunk(block: Any) -> Any:
     """Tally one chunk, where it lies."""
-    from anynan._arrays.access import fields, on_host, to_host
-
     host = on_host(block)
     host = to_host(block) if host is None else host
     tally = Tally()
