@@ -35,7 +35,7 @@ def plain(x: Any) -> Any:
         if isinstance(x, np.ma.MaskedArray):
             found.mask |= np.ma.getmaskarray(x)
         return found
-    kind = _kind(type(x))
+    kind = _kind_of(x)
     if kind == "plain":
         return x
     if kind == "sparse":
@@ -63,7 +63,7 @@ def plain(x: Any) -> Any:
 
 def place(x: Any, index: tuple[int, ...] | None) -> tuple[int, ...] | None:
     """Give the index in ``x`` of an element of ``plain(x)``."""
-    kind = "plain" if index is None or isinstance(x, np.ndarray) else _kind(type(x))
+    kind = "plain" if index is None or isinstance(x, np.ndarray) else _kind_of(x)
     if kind in ("coordinates", "stored", "layout"):
         with contextlib.suppress(Exception):  # where it is no list of coordinates
             return None if index is None else _coordinates(x, kind, index)
@@ -80,6 +80,11 @@ def place(x: Any, index: tuple[int, ...] | None) -> tuple[int, ...] | None:
     whole = whole.tocoo(copy=False)
     coords = getattr(whole, "coords", None) or (whole.row, whole.col)
     return tuple(int(axis[index[0]]) for axis in coords)
+
+
+def _kind_of(x: Any) -> Kind:
+    kind: Any = type(x)
+    return _kind(kind)
 
 
 @lru_cache(maxsize=1024)
