@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import anynan.arrays.records
 from anynan._arrays.access import dtype_name
 from anynan._arrays.probe import probe
 from anynan._base.summary import Summary
@@ -19,7 +20,6 @@ from anynan._diagnosis.recorder import BaseRecorder
 from anynan._diagnosis.records import Given, Origin
 from anynan._readings.policy import reading_kind
 from anynan._readings.step import Step
-from anynan.arrays import records
 from anynan.arrays.bundle import call_of, host
 from anynan.arrays.errorlog import ErrorLog
 from anynan.arrays.messages import OUT_OF_SIGHT
@@ -53,7 +53,7 @@ class LiveTape(Tape, BaseRecorder):
 
     def __init__(self, session: Watching, rows: Step | None, log: ErrorLog | None = None) -> None:
         Tape.__init__(self, session, rows, log)
-        BaseRecorder.__init__(self, records, self.notes.append, _offered)
+        BaseRecorder.__init__(self, anynan.arrays.records, self.notes.append, _offered)
         self._told: OpRecord | None = None  # by the log
         self._answers: dict[int, tuple[TrackedArray, tuple[int, ...]]] = {}
         self._last: tuple[int, ...] = ()
