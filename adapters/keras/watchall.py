@@ -11,6 +11,7 @@ from anynan._base.patches import Patches
 from anynan._everywhere import Found, spoiled
 from anynan._steps.tracked import Tracked, inside, is_tracked
 from anynan.errors import AnomalyError
+from anynan.keras import lines
 from anynan.keras.tracking import start
 from anynan.options import Options
 
@@ -62,6 +63,7 @@ def watch_all(options: Options, found: Found) -> Callable[[], None]:
         return call
 
     patches = Patches()
+    lines.remember(patches)
     # Whatever goes over batches makes a list of callbacks.
     patches.change(keras.callbacks.CallbackList, "set_model", told)
     for name in BATCHES:

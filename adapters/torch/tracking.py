@@ -101,17 +101,18 @@ def _track_model(model: torch.nn.Module, options: Options) -> Tracker:
     name = type(same[-1]).__name__
     if first is not None:
         make_way(first.tracker, name)
-    meta = [key for key, p in model.named_parameters() if p.is_meta]
+    tracker = Tracked(weakref.ref(model), options, name)
+    session = _session(model, tracker)
+    models = session.models
+    # Of a model of Keras, PyTorch may know placeholders only, from before it was built.
+    meta = [key for key, p in models.parameters() if p.is_meta]
     if meta:
         msg = (
             f"{meta[0]} is on the meta device and holds no values: materialise the model "
             "(to_empty and load its weights) before tracking it"
         )
         raise ValueError(msg)
-    tracker = Tracked(weakref.ref(model), options, name)
-    session = _session(model, tracker)
     # Patterns that match nothing fail here, too.
-    models = session.models
     if not models.paths("", model) and models.whole(models.named("", model)):
         msg = f"exclude={options.exclude!r} leaves no layer of this {name} to watch"
         raise ValueError(msg)

@@ -166,7 +166,7 @@ def way(file: str, line: int, function: str) -> str:
     """
     place = f"{_short(file)}:{line} in {function}"
     built = function == "call" and os.path.dirname(file).endswith(tuple(GRAPHS))
-    return f"{place}, of a graph that this line runs" if built else place
+    return f"{place}, of a graph that this line builds or runs" if built else place
 
 
 def located(

@@ -203,6 +203,6 @@ def test_the_line_of_an_operation_of_a_graph_is_said_to_be_the_one_that_runs_it(
     event = caught(model, np.ones((1, 2), "float32"))
     assert (event.layer, event.operation.name) == ("", "log")
     assert event.operation.source.function == "caught"
-    assert event.operation.source.via.endswith(" in call, of a graph that this line runs")
+    assert event.operation.source.via.endswith(" in call, of a graph that this line builds or runs")
     inside = caught(models.functional(Written("scalar")), models.data()[0])
     assert "graph" not in (inside.operation.source.via or "")

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 import anynan
+from anynan._everywhere import Found, watch_everything
 from anynan._steps.tracked import inside
 from anynan.keras import seams
+from anynan.options import Options
 from tests.flat import split
 from tests.keras_backends import models
 from tests.keras_backends.models import (
@@ -164,6 +166,37 @@ def test_nan_that_the_code_writes(run):
     assert (event.layer, event.phase, event.kind) == ("block.inner", "forward", "nan")
     assert event.operation.source.line == line(models.__file__, "bad constant")
     assert event.cause.text == "the code itself writes this NaN"
+
+
+@pytest.mark.parametrize("kind", ["functional", "subclassed"])
+def test_run_tells_an_operation_once_with_the_line_that_wrote_it(kind):
+    class Own(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = keras.layers.Dense(3), keras.layers.Dense(1)
+
+        def call(self, x):
+            return self.last(keras.ops.log(self.first(x) - 99.0))  # bad subclassed
+
+    found = Found()
+    end = watch_everything(Options(action="record"), found)
+    try:
+        inputs = keras.Input((4,))
+        hidden = keras.layers.Dense(3)(inputs)
+        hidden = keras.ops.log(hidden - 99.0)  # bad functional
+        built = keras.Model(inputs, keras.layers.Dense(1)(hidden))
+        model = built if kind == "functional" else Own()
+        model.compile("sgd", "mse")
+        model.fit(*data(), verbose=0)
+    finally:
+        end()
+    (event,) = found.bad()
+    assert event.operation.name == "log"
+    source = event.operation.source
+    assert source.line == line(__file__, f"bad {kind}")
+    if source.column is not None:
+        assert source.text[source.column : source.end_column].startswith("keras.ops.log(")
+    assert not [text for text in found.lines() if "not watched" in text]
 
 
 @pytest.mark.parametrize("what", ["fit", "evaluate"])

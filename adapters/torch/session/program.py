@@ -350,10 +350,9 @@ def _is_bad(found: Pass) -> bool:
 
 
 def _in_step() -> bool:
-    """Tell whether a tracked step of the program's own runs: it reads all of it."""
-    return any(
-        each.models.fn is not None and each.steps.threads.state().depth for each in watching()
-    )
+    """Tell whether a step of the program's own runs, or a batch of Keras's: it reads all of it."""
+    states = (each.steps.threads.state() for each in watching())
+    return any(state.in_step and state.depth for state in states)
 
 
 def names_of(tensors: list[torch.Tensor]) -> dict[int, str]:

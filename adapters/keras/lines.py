@@ -1,0 +1,67 @@
+"""The user's line behind each operation of a functional model."""
+
+import ast
+import linecache
+import weakref
+from collections.abc import Callable
+from types import CodeType, FunctionType
+from typing import Any
+
+import keras
+
+from anynan._base.patches import Patches
+from anynan._base.sources import user_source
+from anynan.events import Source
+from anynan.keras.layers import is_symbolic
+
+Through = Callable[[Callable[..., Any], Any, Any], Any]
+
+
+def remember(patches: Patches) -> None:
+    """Have each operation of a functional model run below the line that put it there.
+
+    Keras keeps no such line. So the operation runs through a function that says it stands there:
+    that is what TensorFlow and JAX keep of a stack for what they compile, and what a stack says
+    where nothing is compiled. A layer that is called twice has two lines, and gets none.
+
+    Args:
+        patches: Undoes it.
+    """
+    places: weakref.WeakKeyDictionary[Any, Through | None] = weakref.WeakKeyDictionary()
+
+    def noting(symbolic_call: Any) -> Any:
+        def call(operation: Any, *args: Any, **kwargs: Any) -> Any:
+            out = symbolic_call(operation, *args, **kwargs)
+            source = None if operation in places else user_source(framework="keras")
+            places[operation] = None if source is None else _standing(source)
+            return out
+
+        return call
+
+    def placed(run: Any) -> Any:
+        def call(operation: Any, *args: Any, **kwargs: Any) -> Any:
+            through = places.get(operation)
+            if through is None or is_symbolic(args, kwargs):
+                return run(operation, *args, **kwargs)
+            return through(run, (operation, *args), kwargs)
+
+        return call
+
+    patches.change(keras.Operation, "symbolic_call", noting)
+    patches.change(keras.Operation, "__call__", placed)
+
+
+def _standing(source: Source) -> Through:
+    """Make a function that calls another, and whose code says that it stands in a line."""
+    tree = ast.parse("lambda run, args, kwargs: run(*args, **kwargs)", mode="eval")
+    before, text, _ = linecache.getline(source.file, source.line).partition(source.text)
+    known = text and source.column is not None  # an expression over several lines has no place
+    columns = (source.column, source.end_column) if known else (0, 0)
+    start, end = (len((before + text[:at]).encode()) for at in columns)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.expr | ast.arg):
+            node.lineno = node.end_lineno = source.line
+            node.col_offset, node.end_col_offset = start, end
+    codes = compile(tree, source.file, "eval").co_consts
+    code = next(code for code in codes if isinstance(code, CodeType))
+    return FunctionType(code.replace(co_name=source.function, co_qualname=source.function), {})
