@@ -243,3 +243,11 @@ def test_a_loop_over_replicas_of_the_programs_own_runs_to_its_end(tmp_path):
     assert "to its end" in ended.stdout, ended.stderr
     assert "replicas-full" not in ended.stdout + ended.stderr
     assert "1 bad in 4 steps" in ended.stdout + ended.stderr
+
+
+@pytest.mark.tier(2)
+def test_on_one_replica_a_second_run_begins_with_the_weights_from_before_the_update(tmp_path):
+    script = tmp_path / "replica.py"
+    script.write_text(REPLICAS.replace('["CPU:0", "CPU:1"]', '["CPU:0"]'))
+    ended = python("-m", "anynan", "run", script, cwd=tmp_path)
+    assert re.search(r"op +log +replica\.py:12 in one", ended.stderr), ended.stderr

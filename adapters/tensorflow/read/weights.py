@@ -206,6 +206,11 @@ def raw(x: Any) -> Any:
     return held if isinstance(held, tf.Variable) else None
 
 
+def parts(variable: Any) -> tuple[Any, ...]:
+    """Give the variables that one is spread over: itself, if it lives in one place."""
+    return (variable,) if _local(variable) else tuple(variable.values)
+
+
 def read(variable: Any) -> Any:
     """Read a variable without copying it."""
     if not _local(variable):

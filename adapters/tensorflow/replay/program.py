@@ -19,7 +19,7 @@ from anynan.errors import reason
 from anynan.tensorflow.graphs.traces import Trace
 from anynan.tensorflow.messages import BATCH_INSIDE
 from anynan.tensorflow.read.frames import here, named_arguments, tensors
-from anynan.tensorflow.read.weights import read
+from anynan.tensorflow.read.weights import parts, read
 from anynan.tensorflow.replay import nested
 from anynan.tensorflow.replay.reached import Began, Reached
 from anynan.tensorflow.replay.steps import Held, Part, Step
@@ -315,7 +315,8 @@ def _captured(
 ) -> tuple[list[Any], dict[str, Any]]:
     """Give what a graph took from around it, and the variables among it by their inputs' names."""
     owners = {id(v.handle): v for v in graph.variables if hasattr(v, "handle")}
-    kept = {id(variable): value for variable, value in held}
+    # A graph takes each replica's part of a variable, and the layers know the whole.
+    kept = {id(part): (v, value) for v, value in held for part in parts(v)}
     found: list[Any] = []
     variables = {}
     for value, placeholder in pairs:
@@ -323,8 +324,7 @@ def _captured(
         if variable is None:
             found.append(value)
             continue
-        variables[placeholder.op.name] = variable
-        before = kept.get(id(variable))
+        variables[placeholder.op.name], before = kept.get(id(variable), (variable, None))
         written = any(op.type != "ReadVariableOp" for op in placeholder.consumers())
         if before is not None or written:
             value = Copied(variable, read(variable) if before is None else before)  # noqa: PLW2901

@@ -9,6 +9,7 @@ from anynan._calls.calls import Call, Line, UnwritableError, encoded
 from anynan._calls.collector import Collector, Operands
 from anynan.tensorflow.graphs.operations import Op, raw_call
 from anynan.tensorflow.read.probes import on_host
+from anynan.tensorflow.read.weights import parts
 from anynan.tensorflow.replay.program import Copied, Program
 
 
@@ -26,7 +27,8 @@ def inputs(into: Collector, program: Program) -> None:
             tf.variant,
             tf.string,
         ):
-            value = before.get(id(variable), variable)
+            held = (before[id(part)] for part in parts(variable) if id(part) in before)
+            value = next(held, variable)
             into.add("weights", name.partition(":")[0], on_host(value), on_host)
 
 
