@@ -104,3 +104,6 @@ def test_the_command_hunts_with_a_function(tmp_path: Path) -> None:
     wrong = _command("losses", at=tmp_path)
     assert wrong.returncode == 2
     assert "give a script that ends in .py, or module:function" in wrong.stderr
+    missing = _command("nofile.py", at=tmp_path)
+    assert missing.returncode == 2
+    assert missing.stderr == "anynan stress: nofile.py: No such file or directory\n"

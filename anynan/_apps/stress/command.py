@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from anynan._cli.statuses import BAD, FINE, named, refuse, takes_ignore
+from anynan._cli.statuses import BAD, FINE, named, refuse, says, takes_ignore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -62,7 +62,9 @@ def run(chosen: argparse.Namespace) -> int:
             report.accept(chosen.accept, chosen.write_baseline)
         if chosen.to_pytest and report.findings:
             report.to_pytest(chosen.to_pytest, chosen.target if ":" in chosen.target else None)
-    except (OSError, ImportError, AttributeError, TypeError, ValueError) as error:
+    except OSError as error:
+        return refuse("stress", says(error))
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
         return refuse("stress", f"{chosen.target}: {error}")
     print(report)
     return FINE if report.ok or chosen.write_baseline else BAD
