@@ -28,6 +28,7 @@ def render(
         width: Columns of the report; by default those of the terminal, 60 to 100.
 
     Raises:
+        TypeError: If it is no event.
         ValueError: If the form is unknown.
 
     Example:
@@ -38,6 +39,12 @@ def render(
         ...     anynan.reports.render(error.event, "line")
         '+Inf found in x'
     """
+    if not isinstance(event, Event):
+        msg = (
+            f"render() takes an event, not {type(event).__name__}: give error.event, or one of "
+            "tracker.events"
+        )
+        raise TypeError(msg)
     if form == "text":
         return render_text(event, width=width)
     others = {"line": render_line, "markdown": render_markdown, "html": render_html}

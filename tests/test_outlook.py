@@ -205,6 +205,13 @@ def test_headroom_ranks_layers_by_how_safely_they_would_run_narrower() -> None:
         anynan.reports.headroom(run, "int8")
 
 
+def test_what_is_no_run_or_event_is_refused() -> None:
+    with pytest.raises(TypeError, match="not Model: give what track"):
+        anynan.reports.headroom(type("Model", (), {})(), "float16")
+    with pytest.raises(TypeError, match=r"not ValueError: give error\.event"):
+        anynan.reports.render(ValueError())  # type: ignore[arg-type]
+
+
 def test_headroom_of_module_outputs_never_says_that_a_model_fits(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
 

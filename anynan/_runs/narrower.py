@@ -90,6 +90,7 @@ def headroom(run: Any, dtype: Any) -> list[Headroom]:
         A line for each layer; those of which no magnitude was read come last.
 
     Raises:
+        TypeError: If the run is none of these.
         ValueError: If the dtype is none of these.
 
     Example:
@@ -104,6 +105,12 @@ def headroom(run: Any, dtype: Any) -> list[Headroom]:
     target = target_of(dtype)
     if isinstance(run, ByOperation):
         return run.headroom(target)
+    if not hasattr(run, "history"):
+        msg = (
+            "headroom() takes a tracker, a run or a report of anynan.precision, not "
+            f"{type(run).__name__}: give what track() returned"
+        )
+        raise TypeError(msg)
     most: dict[str, tuple[float, str, int]] = {}
     least: dict[str, tuple[float, str, int]] = {}
     layers: dict[str, None] = {}
