@@ -262,6 +262,7 @@ FIRES: dict[str, list[Situation]] = {
         case(op("nll_loss", self=held(-0.1, -2.0))),
         case(op("cross_entropy", input=held(0.1, -2.0))),
         case(op("mse_loss", self=held(), target=held())),
+        case(op("huber_loss", self=held(), target=held())),
     ],
     "exp_overflow": [
         case(op("exp", INF, self=89.0)),

@@ -221,6 +221,18 @@ def every_target_ignored(x: Tensor) -> Tensor:
     return F.cross_entropy(x, torch.tensor([-100, -100]))  # bad
 
 
+@fault("empty_mean", "smooth_l1_loss", "the input has shape (0,)", x=[[1, 2]])
+def loss_of_no_elements(x: Tensor) -> Tensor:
+    return F.smooth_l1_loss(x[x > 9], x[x > 9])  # bad
+
+
+def test_the_loss_of_an_empty_batch_speaks_of_no_ignored_targets() -> None:
+    loss = nn.CrossEntropyLoss()
+    tracker = anynan.torch.track(loss, action="record")
+    loss(torch.ones(0, 4), torch.ones(0, dtype=torch.int64))
+    assert tracker.events[0].cause.text == "the mean of no elements is 0/0"
+
+
 @fault("singular_matrix", "inv", "inv of a finite float32 matrix (2, 2)", x=[[1, 0], [0, 0]])
 def inverse_of_singular(x: Tensor) -> Tensor:
     # torch.linalg.inv itself raises.

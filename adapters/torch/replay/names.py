@@ -28,6 +28,8 @@ _WORDS = {
     "nll_loss_forward": "nll_loss", "nll_loss2d_forward": "nll_loss", "nll_loss": "nll_loss",
     "binary_cross_entropy": "binary_cross_entropy",
     "binary_cross_entropy_with_logits": "binary_cross_entropy_with_logits",
+    "smooth_l1_loss": "smooth_l1_loss", "huber_loss": "huber_loss",
+    "soft_margin_loss": "soft_margin_loss",
     "_cdist_forward": "cdist", "_euclidean_dist": "cdist", "cdist": "cdist",
     "linalg_eigh": "eigh", "_linalg_eigh": "eigh", "linalg_eig": "eig", "_linalg_svd": "svd",
     "linalg_qr": "qr", "linalg_inv_ex": "inv", "_linalg_det": "det", "_linalg_slogdet": "slogdet",

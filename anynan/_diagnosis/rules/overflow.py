@@ -22,7 +22,13 @@ from anynan._diagnosis.rules.situation import ANY, BOTH, OTHER, SELF, Rule, Situ
 
 _PRODUCTS = frozenset({"matmul", "linear", "convolution", "attention", "rnn", "einsum"})
 _SUMS = frozenset({"sum", "mean", "cumsum", "logsumexp", "mse_loss"})
-_LOSSES = frozenset({"nll_loss", "cross_entropy", "mse_loss", "binary_cross_entropy"})
+# A mean of what each element gives: NaN for none.
+_MEANS = frozenset(
+    {
+        "mean", "nanmean", "var", "std", "mse_loss", "smooth_l1_loss", "huber_loss",
+        "soft_margin_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits",
+    }
+)  # fmt: skip
 _NORMS = frozenset({"layer_norm", "batch_norm", "group_norm", "rms_norm", "instance_norm"})
 _SPREADS = frozenset({"var", "std"})
 OVERFLOWING = (
@@ -201,7 +207,7 @@ def _variance_of_one(s: Situation) -> str | None:
 
 def _empty_mean(s: Situation) -> str | None:
     x = s.summary_of(*SELF)
-    if s.operation in ("mean", "var", "std", "nanmean", "mse_loss", "binary_cross_entropy"):
+    if s.operation in _MEANS:
         return f"the input has shape {x.shape}" if x is not None and not x.size else None
     if x is None or not s.made("nan") or not finite_operands(s):
         return None
@@ -221,7 +227,9 @@ def _empty_mean(s: Situation) -> str | None:
 
 
 def _empty_wording(s: Situation) -> Wording | None:
-    if "loss" not in s.operation and "entropy" not in s.operation:
+    x = s.summary_of(*SELF)
+    empty = x is not None and not x.size
+    if empty or ("loss" not in s.operation and "entropy" not in s.operation):
         return None
     return Wording(
         "the mean over no targets is 0/0: every target of this batch is ignored (or every "
@@ -445,7 +453,7 @@ RULES = (
         _empty_mean,
         "the mean of no elements is 0/0",
         "skip the empty case, or divide the sum by maximum(count, 1)",
-        operations=_LOSSES | {"mean", "nanmean", "var", "std"},
+        operations=_MEANS | {"nll_loss", "cross_entropy"},
         wording=_empty_wording,
     ),
     Rule(
