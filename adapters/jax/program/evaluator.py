@@ -28,11 +28,9 @@ from anynan.jax.read.readings import (
     Plan,
     Probe,
     Shape,
-    flat,
     folded,
     kept_as,
     of_round,
-    unflat,
     with_rounds,
 )  # fmt: skip
 
@@ -219,31 +217,21 @@ def _call(ev: Evaluator, eqn: Any, ins: list[Any], path: Path) -> tuple[list[Any
     name = eqn.primitive.name
     if name not in JITS and name not in REMAT:
         return ev.run(body.jaxpr, body.consts, ins, path)
-    made: list[Emission] = []
 
-    def staged(*args: Any) -> tuple[list[Any], list[list[Any]]]:
-        nonlocal made
-        outs, made = ev.run(body.jaxpr, body.consts, args, path)
-        return outs, flat(made)
+    def staged(*args: Any) -> tuple[list[Any], list[Emission]]:
+        return ev.run(body.jaxpr, body.consts, args, path)
 
     if name in JITS:
         options = placed(eqn)
-        if not options:
-            return ev.run(body.jaxpr, body.consts, ins, path)
-        outs, arrays = jax.jit(staged, **options)(*ins)
-        return outs, unflat(made, arrays)
+        outs, made = (jax.jit(staged, **options) if options else staged)(*ins)
+        return outs, made
     # The barriers against merging the two forward passes come from the primitive's own form.
-    closed = jax.make_jaxpr(staged)(*ins)
+    closed, form = jax.make_jaxpr(staged, return_shape=True)(*ins)
     inner = closed.jaxpr
     inner = inner.replace(constvars=[], invars=[*inner.constvars, *inner.invars])
     found = rebind(eqn, [*closed.consts, *ins], jaxpr=inner)
-    count = len(eqn.outvars)
-    rest = found[count:]
-    again = []
-    for arrays in flat(made):
-        again.append(rest[: len(arrays)])
-        rest = rest[len(arrays) :]
-    return found[:count], unflat(made, again)
+    outs, made = jax.tree.unflatten(jax.tree.structure(form), found)
+    return outs, made
 
 
 def placed(eqn: Any) -> dict[str, Any]:
@@ -276,16 +264,15 @@ def _scan(ev: Evaluator, eqn: Any, ins: list[Any], path: Path) -> tuple[list[Any
         finally:
             ev.depth = depth
         it = length - 1 - count if reverse else count
-        old = unflat(start, seen)
-        seen = flat([folded(a, b, it, depth) for a, b in zip(new, old, strict=True)])
+        seen = [folded(a, b, it, depth) for a, b in zip(new, seen, strict=True)]
         rounds = [of_round(item) for item, shape in zip(new, shapes, strict=True) if shape.kept]
         return (outs[: len(values)], seen, count + 1), (outs[len(values) :], rounds)
 
     (values, seen, _), (ys, rounds) = lax.scan(
-        step, (list(carry), flat(start), ev.vary(jnp.int32(0))), list(xs),
+        step, (list(carry), start, ev.vary(jnp.int32(0))), list(xs),
         length=length, reverse=reverse, unroll=eqn.params["unroll"],
     )  # fmt: skip
-    return [*values, *ys], with_rounds(unflat(start, seen), shapes, rounds)
+    return [*values, *ys], with_rounds(seen, shapes, rounds)
 
 
 def _while(ev: Evaluator, eqn: Any, ins: list[Any], path: Path) -> tuple[list[Any], list[Emission]]:
@@ -315,8 +302,7 @@ def _while(ev: Evaluator, eqn: Any, ins: list[Any], path: Path) -> tuple[list[An
         lanes = going(values)
         if jnp.ndim(lanes):
             outs = going_on(lanes, outs, values)
-        old = unflat(start, seen)
-        seen = flat([folded(a, b, count, depth) for a, b in zip(new, old, strict=True)])
+        seen = [folded(a, b, count, depth) for a, b in zip(new, seen, strict=True)]
         rounds = [of_round(item) for item, shape in zip(new, shapes, strict=True) if shape.kept]
         kept = [a.at[count].set(b, mode="drop") for a, b in zip(kept, rounds, strict=True)]
         return outs, seen, kept, count + 1
@@ -324,9 +310,9 @@ def _while(ev: Evaluator, eqn: Any, ins: list[Any], path: Path) -> tuple[list[An
     values, seen, kept, _ = lax.while_loop(
         lambda state: jnp.any(going(state[0])),
         step,
-        (list(ins[of_body:]), flat(start), empty, ev.vary(jnp.int32(0))),
+        (list(ins[of_body:]), start, empty, ev.vary(jnp.int32(0))),
     )
-    return list(values), with_rounds(unflat(start, seen), shapes, kept)
+    return list(values), with_rounds(seen, shapes, kept)
 
 
 def _cond(ev: Evaluator, eqn: Any, ins: list[Any], path: Path) -> tuple[list[Any], list[Emission]]:
@@ -338,16 +324,13 @@ def _cond(ev: Evaluator, eqn: Any, ins: list[Any], path: Path) -> tuple[list[Any
         def run(*args: Any) -> Any:
             branch = branches[i]
             outs, new = ev.run(branch.jaxpr, branch.consts, args, branch.path(path))
-            return outs, [flat(new if i == j else blank) for j, blank in enumerate(blanks)]
+            return outs, [new if i == j else blank for j, blank in enumerate(blanks)]
 
         return run
 
     index, *args = ins
     outs, made = lax.switch(index, [taken(i) for i in range(len(branches))], *args)
-    found = [
-        item for blank, arrays in zip(blanks, made, strict=True) for item in unflat(blank, arrays)
-    ]
-    return outs, found
+    return outs, [item for found in made for item in found]
 
 
 def _shard_map(
@@ -356,25 +339,23 @@ def _shard_map(
     (body,) = bodies(eqn)
     p = eqn.params
     axes = manual_axes(p)
-    made: list[Emission] = []
 
     def local(*args: Any) -> Any:
-        nonlocal made
         outer, ev.axes = ev.axes, (*ev.axes, *axes)
         try:
             outs, made = ev.run(body.jaxpr, body.consts, args, path)
-            spread = [[ev.vary(array)[None] for array in arrays] for arrays in flat(made)]
+            spread = jax.tree.map(lambda x: ev.vary(x)[None], made)
         finally:
             ev.axes = outer
         return outs, spread
 
     devices = jax.sharding.PartitionSpec(axes)
-    outs, arrays = jax.shard_map(
+    outs, found = jax.shard_map(
         local, mesh=p["mesh"], in_specs=tuple(p["in_specs"]),
         out_specs=(list(p["out_specs"]), devices), check_vma=checked(p),
         axis_names=set(axes),
     )(*ins)  # fmt: skip
-    return outs, [replace(item, shards=True) for item in unflat(made, arrays)]
+    return outs, [replace(item, shards=True) for item in found]
 
 
 _RULES: dict[str, Rule] = {

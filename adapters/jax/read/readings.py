@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+import jax
 import jax.numpy as jnp
 
 from anynan.jax.read import probes
@@ -107,6 +108,10 @@ class Emission:
         return self.probe.what in WIDE
 
 
+# A transformation of JAX's hands them on like any tree of arrays.
+jax.tree_util.register_dataclass(Emission, ["data", "its", "rounds"], ["probe", "shards"])
+
+
 @dataclass(frozen=True, slots=True)
 class Shape:
     """Say what a reading of a body will look like."""
@@ -145,22 +150,6 @@ def kept_as(probe: Probe, aval: Any, width: int) -> tuple[tuple[int, ...], Any]:
     if probe.what == "code":
         return (), jnp.float32
     return () if probe.what == "sum" else (width,), probes.wide()
-
-
-def flat(items: list[Emission]) -> list[list[Any]]:
-    """Give the arrays of readings."""
-    return [
-        [item.data, *item.its, *(() if item.rounds is None else (item.rounds,))] for item in items
-    ]
-
-
-def unflat(like: list[Emission], arrays: Any) -> list[Emission]:
-    """Make readings of arrays again."""
-    found = []
-    for item, (data, *rest) in zip(like, arrays, strict=True):
-        rounds = None if item.rounds is None else rest.pop()
-        found.append(Emission(item.probe, data, tuple(rest), item.shards, rounds))
-    return found
 
 
 def of_round(item: Emission) -> Any:

@@ -9,7 +9,7 @@ import numpy as np
 from anynan.jax.program.evaluator import jit_once
 from anynan.jax.program.program import Program
 from anynan.jax.read import probes
-from anynan.jax.read.readings import TOTALS, Emission, Plan, flat
+from anynan.jax.read.readings import TOTALS, Emission, Plan
 from anynan.jax.replay.zoom import look, nested
 
 
@@ -47,9 +47,8 @@ def flags(
     compiled = program.replays.get(key)
     if compiled is None:
         compiled = program.replays[key] = _compiled(program, wanted, extra)
-    run, made = compiled
-    out = jax.device_get(run(probes.scales(len(wanted)), *arrays))
-    return {item.probe.key: _flag(item, *data) for item, data in zip(made, out, strict=True)}
+    found = jax.device_get(compiled(probes.scales(len(wanted)), *arrays))
+    return {item.probe.key: _flag(item) for item in found}
 
 
 def _zoomed(
@@ -60,32 +59,26 @@ def _zoomed(
     found = {i: Flag(0, (0,) * values[i].loops) for i in wanted}
     program.look = seen = look(program, arrays, wanted, inside=inside)
     for item in seen.read(wanted, extra):
-        flag = found[item.probe.key] = _flag(item, item.data)
+        flag = found[item.probe.key] = _flag(item)
         flag.its = seen.of(item.probe.key) or ()
     return found
 
 
-def _compiled(
-    program: Program, wanted: dict[int, Any], extra: tuple[str, ...]
-) -> tuple[Any, list[Emission]]:
+def _compiled(program: Program, wanted: dict[int, Any], extra: tuple[str, ...]) -> Any:
     plan = Plan(replaying=True, rounds=True, extra=extra)
     for number, (index, what) in enumerate(wanted.items()):
         program.want(plan, index, what, number=number)
-    made: list[Emission] = []
 
-    def run(factors: Any, *inner: Any) -> list[list[Any]]:
+    def run(factors: Any, *inner: Any) -> list[Emission]:
         plan.factors = factors
-        _, found = program.evaluate(plan, inner)
-        made[:] = found
-        return flat(found)
+        return program.evaluate(plan, inner)[1]
 
-    return jit_once(run), made
+    return jit_once(run)
 
 
-def _flag(item: Emission, data: Any, *rest: Any) -> Flag:
-    data = np.array(data)
-    its = list(rest)
-    rounds = None if item.rounds is None else np.asarray(its.pop()).astype(int)
+def _flag(item: Emission) -> Flag:
+    data, its = np.array(item.data), list(item.its)
+    rounds = None if item.rounds is None else np.asarray(item.rounds).astype(int)
     words = data[..., 0] if item.wide else data
     if item.probe.what in TOTALS and not its:
         words[...] = probes.words(words, np)

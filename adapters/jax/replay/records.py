@@ -156,15 +156,8 @@ class Recorder:
         plan = Plan(replaying=True)
         for index, rounds in wanted:
             self.program.want(plan, index, "value", rounds)
-        keys: list[tuple[int, tuple[int, ...]]] = []
-
-        def run(*inner: Any) -> list[Any]:
-            _, made = self.program.evaluate(plan, inner)
-            keys[:] = [(item.probe.key, item.probe.at) for item in made]
-            return [item.data for item in made]
-
-        out = jit_once(run)(*self.arguments)
-        return dict(zip(keys, out, strict=True))
+        run = jit_once(lambda *inner: self.program.evaluate(plan, inner)[1])
+        return {(x.probe.key, x.probe.at): x.data for x in run(*self.arguments)}
 
     def _values(self, bad: BadOp, indices: list[int]) -> dict[int, Any]:
         """Give whole values as an operation saw them, for a bundle."""

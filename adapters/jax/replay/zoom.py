@@ -250,7 +250,6 @@ class Look:
             extra: Further statistics beside the ends.
         """
         plan = replace(self.nest.quiet, probes={}, inside=set(), extra=extra)
-        made: list[Emission] = []
         beside: set[int] = set()
         for number, (index, what) in enumerate(wanted.items()):
             value = self.program.graph.values[index]
@@ -261,19 +260,19 @@ class Look:
             mine: Any = "value" if index in beside else what
             plan.add(value.path, value.var, Probe(index, mine, (), number))
 
-        def run(factors: Any, rounds: list[Round], *inner: Any) -> list[Any]:
+        def run(factors: Any, rounds: list[Round], *inner: Any) -> list[Emission]:
             plan.factors = factors
             ev = _OneRound(plan, self.nest, dict(zip(self.rounds, rounds, strict=True)))
             closed = self.program.closed
             _, found = ev.run(closed.jaxpr, closed.consts, inner)
             small = [item for item in found if item.probe.key in beside]
-            made[:] = [item for item in found if item.probe.key not in beside]
-            made.extend(_beside(small, factors))
-            return [item.data for item in made]
+            rest = [item for item in found if item.probe.key not in beside]
+            return [*rest, *_beside(small, factors)]
 
-        factors = probes.scales(len(wanted))
-        data = jit_once(run)(factors, list(self.rounds.values()), *self.arrays)
-        return [Emission(item.probe, x) for item, x in zip(made, data, strict=True)]
+        found: list[Emission] = jit_once(run)(
+            probes.scales(len(wanted)), list(self.rounds.values()), *self.arrays
+        )
+        return found
 
     def capture(self, wanted: Any) -> dict[Any, Any]:
         """Give the arrays of values in the rounds that were looked at.
