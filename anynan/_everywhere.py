@@ -55,7 +55,7 @@ class Found:
             minor: No line is given to it while all is well, as to a transform of data.
         """
         tracker: Tracked = inside(taken)
-        tracker.judge.subject.found = True
+        tracker.found = True
         called = _called()
         with self._lock:
             self._let_go()

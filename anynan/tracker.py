@@ -93,7 +93,7 @@ class Tracker(Handle):
             RuntimeError: If it was a model that is gone: a tracker keeps none alive.
         """
         tracked = self._tracked
-        adapter = tracked.judge.subject.watched_by  # no call of ours: each step pays for it
+        adapter = tracked.watched_by  # no call of ours: each step pays for it
         fn: Any = tracked.fn if self._fn is None else self._fn
         if fn is None:
             msg = f"the {tracked.name} that this tracker watched is gone: keep a reference to it"

@@ -111,7 +111,7 @@ DEFECTS: tuple[Defect, ...] = (
         "anynan/_readings/monitor.py", "(lo >= -limit) & (hi <= limit)",
         "(lo >= -limit) | (hi <= limit)", "test_monitor.py test_tracker.py"),
     Defect("patience= allows one bad step too few",
-        "anynan/_steps/actions.py", "self.streak <= patience",
+        "anynan/_steps/failures.py", "self.streak <= patience",
         "self.streak < patience", "test_tracker.py"),
     Defect("an event that comes again is not counted",
         "anynan/_steps/record.py", "times=first[0].times + 1", "times=first[0].times",

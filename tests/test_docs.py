@@ -26,7 +26,8 @@ import pytest
 
 import anynan
 from anynan._base.about import ADAPTERS
-from anynan._steps.tracked import _watching
+from anynan._steps.subject import watching
+from anynan._steps.tracked import Tracked
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("README.md"), *ROOT.glob("docs/**/*.md")])
@@ -60,11 +61,11 @@ def _nothing_stays() -> Iterator[None]:
 
 def _remove_all() -> None:
     gc.collect()
-    for ref in list(_watching.values()):
+    for ref in list(watching.values()):
         tracker = ref()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            if tracker is not None:
+            if isinstance(tracker, Tracked):
                 tracker.remove()
     gc.collect()
 

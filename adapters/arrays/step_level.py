@@ -27,7 +27,7 @@ from anynan._diagnosis.trials import Attempt
 from anynan._readings.policy import reading_kind
 from anynan._readings.readings import Reading, Site
 from anynan._readings.step import Step
-from anynan._steps.actions import names_bad
+from anynan._steps.failures import names_bad
 from anynan.arrays.again import Call, attempt
 from anynan.arrays.calls import Calls
 from anynan.arrays.errorlog import STATE, ErrorLog

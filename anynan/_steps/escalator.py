@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 from anynan._readings.step import Step
-from anynan._steps.actions import Actions
 from anynan._steps.consequences import Consequences
 from anynan._steps.framework import Escalation
 from anynan._steps.messages import WATCHED_CLOSELY, WATCHED_FOUND, WATCHED_OVER
@@ -22,11 +21,8 @@ class Escalator:
         left: How many steps are still watched so.
     """
 
-    def __init__(
-        self, subject: Subject, actions: Actions, consequences: Consequences, notes: Notes
-    ) -> None:
-        self._subject, self._actions = subject, actions
-        self._consequences, self._notes = consequences, notes
+    def __init__(self, subject: Subject, consequences: Consequences, notes: Notes) -> None:
+        self._subject, self._consequences, self._notes = subject, consequences, notes
         self._what: Escalation | None = None
         # Since which step, and how often that began.
         self.left = self._since = self._times = 0
@@ -45,11 +41,11 @@ class Escalator:
 
     def begin(self, step: Step, event: Event) -> Event:
         """Look closer from the next step on; say so in the event that was not reproduced."""
-        goes_on = self._subject.action not in ("raise", "off") and not self._actions.soft
-        target = self._subject.target
-        over = target is None or target.fn is None  # the model is gone
+        subject = self._subject
+        goes_on = subject.action not in ("raise", "off") and not subject.soft
+        over = subject.fn is None  # the model is gone
         done = self.level == "operation" or over or self._times >= MOST
-        what = self._subject.adapter.escalation() if goes_on and not done else None
+        what = subject.adapter.escalation() if goes_on and not done else None
         if what is None:
             return event
         self._times += 1

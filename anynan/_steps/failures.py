@@ -1,29 +1,68 @@
-"""What fails a step: a bad reading that nothing excuses, or an event that an adapter makes."""
+"""What fails a step, and what is done about it: raise, warn, skip the update, call back."""
 
+import re
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from anynan._diagnosis.lineage import Replay
 from anynan._readings.readings import Reading
 from anynan._readings.step import DeferredFailure, Step
-from anynan._steps.actions import Actions
 from anynan._steps.consequences import Consequences
 from anynan._steps.inputs import Inputs
 from anynan._steps.investigator import Investigator
+from anynan._steps.messages import PATIENCE
 from anynan._steps.record import Record
 from anynan._steps.subject import Subject
-from anynan.events import Event, Kind
+from anynan.errors import AnomalyError, NonFiniteError, reason
+from anynan.events import NON_FINITE, Event, Kind
+
+# Phases of a step that takes gradients.
+_TRAINING = ("loss", "backward", "parameter", "optimizer")
+
+
+# What says so in the words of NumPy, SciPy, scikit-learn, PyTorch, JAX and TensorFlow.
+_NAMES = re.compile(
+    r"(?<!\w)(nans?|[+-]?infs?|infinity|infinities|non-?finite|not finite)(?!\w)", re.IGNORECASE
+)
+_QUOTED = re.compile(r"(?<!\w)(['\"])[^'\"\n]*\1(?!\w)")
+# These speak of names and files.
+_OF_NAMES = (ImportError, OSError, LookupError, NameError, AttributeError, SyntaxError)
+
+
+def names_bad(error: BaseException) -> bool:
+    """Tell whether an exception names NaN or Inf."""
+    if isinstance(error, _OF_NAMES):
+        return False
+    text = reason(error)
+    if isinstance(error, FloatingPointError):
+        return "underflow" not in text
+    return _NAMES.search(_QUOTED.sub("", text)) is not None
+
+
+def takes_along(error: BaseException) -> bool:
+    """Tell whether an exception may be because of a bad value: no end of a loop or a program is."""
+    passing = StopIteration, StopAsyncIteration, AnomalyError
+    return isinstance(error, Exception) and not isinstance(error, passing)
 
 
 class Failures:
-    """Investigate a failure and act on it, unless it follows from one before."""
+    """Investigate a failure, and act on it as the options say, unless it follows from one before.
+
+    Attributes:
+        streak: How many steps in a row were bad.
+    """
 
     def __init__(
         self, subject: Subject, record: Record, inputs: Inputs, consequences: Consequences,
-        investigator: Investigator, actions: Actions,
+        investigator: Investigator,
     ) -> None:  # fmt: skip
         self._subject, self._record, self._inputs = subject, record, inputs
         self._consequences, self._investigator = consequences, investigator
-        self._actions = actions
+        self._local = threading.local()
+        self.streak = 0
 
     def fail(
         self, step: Step, reading: Reading, kind: Kind, value: Any = None, *, later: int = 0,
@@ -47,12 +86,26 @@ class Failures:
             self.accept(step, event)
 
     def accept(self, step: Step, event: Event) -> None:
-        """Fail a step by an event; what comes of bad weights is none of its own.
+        """Fail a step by an event, be it this rank's or another's.
 
         Raises:
             AnomalyError: As the tracker's action says.
         """
-        self._actions.fail(step, self._consequences.begin(step, event))
+        event = self._consequences.begin(step, event)
+        event = self._subject.signed(event)
+        # Before the first iteration ends it may be a program that does nothing but evaluate.
+        if step.evaluated and (step.evaluated < step.number or event.phase in _TRAINING):
+            event = replace(event, training_step=step.number - step.evaluated)
+        step.fail(event, elsewhere=event.rank != self._subject.adapter.rank())
+        for listener in self._record.listeners:
+            listener.failed(step)
+        step.failed = first = self._record.add_or_count(event)
+        self.streak += 1
+        carried = getattr(self._local, "carried", None)
+        if carried is not None:  # an exception is on its way, which takes the report along
+            carried.append(event)
+            return
+        self._act(event, first, step)
 
     def refuse(self, event: Event, step: Step) -> None:
         """Act on an event that is about no single reading, as a jump of the gradients."""
@@ -65,3 +118,68 @@ class Failures:
             step.defer(step.held or DeferredFailure(event=event))
         else:
             self.accept(step, event)
+
+    def _act(self, event: Event, first: Event, step: Step) -> None:
+        action, record, soft = self._subject.action, self._record, self._subject.soft
+        if soft and action != "record":
+            action = "warn"
+        patience = self._subject.options.patience
+        patient = not soft and self.streak <= patience
+        if action == "off" or (action == "record" and not patient):
+            return
+        if patient:
+            step.skip = True
+            if action != "record":
+                note = PATIENCE(n=self.streak, most=patience)
+                record.report(event, first, "" if self._subject.ignores(note) else note)
+        elif action == "raise":
+            kind = NonFiniteError if event.kind in NON_FINITE else AnomalyError
+            raise kind(record.text(event), event, self._subject.handle)
+        elif action == "warn":
+            record.report(event, first)
+        elif action == "skip":
+            step.skip = True
+            if self.streak == 1:
+                record.report(event, first, "the update of this step is dropped")
+        elif isinstance(action, Callable):  # type: ignore[arg-type]
+            action(event)
+
+    @contextmanager
+    def carried_by(
+        self, error: BaseException, step: Step | None, *, raising: bool = True
+    ) -> Iterator[None]:
+        """Let an exception of the program's take along the report of what is found inside.
+
+        Args:
+            error: The exception. One that only ends a loop or the program takes nothing along:
+                what is found is warned about.
+            step: The open step. What failed it before was told, and is only noted.
+            raising: Whether an error may be raised from it here, as ``action="raise"`` says.
+
+        Raises:
+            AnomalyError: Of what was found inside.
+        """
+        if not takes_along(error):
+            with self._subject.softly():
+                yield
+            return
+        reported = None if step is None else step.failed
+        found: list[Event] = []
+        before, self._local.carried = getattr(self._local, "carried", None), found
+        try:
+            yield
+        finally:
+            self._local.carried = before
+        action = self._subject.action
+        if action == "off" or not (found or reported):
+            return
+        if reported is not None:
+            error.add_note(self._record.text(reported))
+            return
+        if callable(action):
+            action(found[0])
+        text = self._record.text(found[0])
+        if action == "raise" and raising:
+            kind = NonFiniteError if found[0].kind in NON_FINITE else AnomalyError
+            raise kind(text, found[0], self._subject.handle) from error
+        error.add_note(text)

@@ -44,11 +44,9 @@ class Inputs:
             elif memory is not None:
                 step.brought.append(memory)
         elif not any(is_of(value) for is_of in step.brought):
-            target = self._subject.target
-            name = "" if target is None else target.name
             makers = [step.makers.get(x.reading.site.tensor) for x in step.pending_inputs]
             own = all(maker is not None and maker.itself for maker in makers)
-            producers.note(self._subject, name, step.number, memory, own=own, value=value)
+            producers.note(self._subject, step.number, memory, own=own, value=value)
 
     def handed(self, step: Step, name: str, value: Any) -> None:
         """Find whether what went into what it was given left another bad, or itself."""

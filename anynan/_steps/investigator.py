@@ -98,8 +98,7 @@ class Investigator:
             event = self._escalator.begin(step, event)
         elif event.operation is not None:
             event = self._escalator.end(step, event)
-        target = self._subject.target
-        where = "" if target is None else str(target.where)
+        where = str(self._subject.where)
         if where:
             event = replace(event, notes=(*event.notes, where))
         for found in self.found:
@@ -112,7 +111,7 @@ class Investigator:
     ) -> tuple[Event | None, Investigation]:  # fmt: skip
         """Put together what is known of a bad reading, with a second run where one is wanted."""
         subject, weights = self._subject, self._weights
-        options, adapter, target = subject.options, subject.adapter, subject.target
+        options, adapter = subject.options, subject.adapter
         if value is None:
             value = step.array(reading.order)
         together = replayed is not None  # all ranks ran it again
@@ -124,7 +123,7 @@ class Investigator:
             seen=replayed is not None, together=together, unread=weights.unread,
             watched=step.seen is not None or options.level == "operation",
             ends=options.level == "step", came_in=self._inputs.came_in(step, kind),
-            of_model=target is None or target.of_model,
+            of_model=subject.of_model,
             in_order=adapter.in_order,
             evidence_of=lambda other: adapter.evidence(other, step.array(other.order)),
             meant=weights.intended,

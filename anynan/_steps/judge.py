@@ -1,8 +1,8 @@
 """Judge readings and act: everything an adapter calls while its tracker watches.
 
 A reading goes from `triage` (what is it?) to `failures` (does it follow from one before?), to the
-`investigator` (where did it begin?) and to `actions` (raise, warn, skip). Each part knows those
-that are made before it.
+`investigator` (where did it begin?), and back to `failures` (raise, warn, skip). Each part knows
+those that are made before it.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,6 @@ from anynan._diagnosis.evidence import BadParameter
 from anynan._readings.monitor import Monitor
 from anynan._readings.readings import Site
 from anynan._readings.step import Step
-from anynan._steps.actions import Actions
 from anynan._steps.consequences import Consequences
 from anynan._steps.escalator import Escalator
 from anynan._steps.failures import Failures
@@ -25,34 +24,32 @@ from anynan._steps.notes import Notes
 from anynan._steps.opened import OpenSteps
 from anynan._steps.operations import Operations
 from anynan._steps.record import Record
-from anynan._steps.subject import Subject, Target
+from anynan._steps.subject import Subject
 from anynan._steps.suspects import Suspects
 from anynan._steps.triage import Triage
 from anynan._steps.weights import Weights
-from anynan.options import Options
 
 
 class Judge:
     """Hold one tracker's steps, findings and actions; ``Tracked.judge`` is one."""
 
-    def __init__(self, options: Options, target: Target) -> None:
+    def __init__(self, subject: Subject) -> None:
+        self.subject, options = subject, subject.options
         self.options = options
         self.ends: list[Callable[[], object]] = []  # what is undone with the tracker
-        subject = self.subject = Subject(options, target)
         monitor = self.monitor = Monitor(options.policy, options.history)
         record = self.record = Record(subject)
         notes = self.notes = Notes(subject)
         steps = self.steps = OpenSteps(monitor)
         weights = self.weights = Weights(subject)
         suspects = self._suspects = Suspects(subject, record)
-        actions = self.actions = Actions(subject, record)
         inputs = self._inputs = Inputs(subject, steps, suspects, notes)
         following = self.consequences = Consequences(subject, record, notes, weights, steps)
-        escalator = self.escalator = Escalator(subject, actions, following, notes)
+        escalator = self.escalator = Escalator(subject, following, notes)
         investigator = self.investigator = Investigator(
             subject, monitor, record, suspects, inputs, weights, escalator
         )
-        failures = Failures(subject, record, inputs, following, investigator, actions)
+        failures = self.failures = Failures(subject, record, inputs, following, investigator)
         self._loss_scale = LossScale(subject, record, suspects, failures)
         self._outputs = InfiniteOutputs(subject, suspects, investigator)
         self.norms = NormGuard(subject, record, notes, failures)
@@ -70,7 +67,7 @@ class Judge:
         self.handed = inputs.handed
         self.unscaled, self.guard = self._loss_scale.unscaled, self.norms.judge
         self.say, self.remark = notes.say, notes.remark
-        self.softly, self.carried_by = actions.softly, actions.carried_by
+        self.softly, self.carried_by = subject.softly, failures.carried_by
         self.known_clean, self.wants_replay = weights.known_clean, investigator.wants_replay
         self.operations, self.raised = operations.judge, operations.raised
         self.note_operation = operations.note
@@ -105,7 +102,7 @@ class Judge:
         """
         if self._is_plain(step):
             self.monitor.history.append(step)
-            self.actions.streak = self._loss_scale.streak = 0
+            self.failures.streak = self._loss_scale.streak = 0
             return
         try:
             self.review(step)
@@ -118,7 +115,7 @@ class Judge:
             self.escalator.settle(step)
             self.monitor.history.append(step)
             if step.failed is None:
-                self.actions.streak = 0
+                self.failures.streak = 0
             else:
                 self.record.spread(step)
             self.consequences.settle(step)
@@ -150,7 +147,7 @@ class Judge:
             return False
         passed = self.steps.pass_over(sites, squares)
         if passed:
-            self.actions.streak = 0
+            self.failures.streak = 0
         return passed
 
     def came_again(self, first: Step) -> None:

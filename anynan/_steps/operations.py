@@ -16,9 +16,8 @@ from anynan._readings.monitor import Monitor
 from anynan._readings.policy import may_mask
 from anynan._readings.step import Step
 from anynan._steps import messages
-from anynan._steps.actions import names_bad, takes_along
 from anynan._steps.escalator import Escalator
-from anynan._steps.failures import Failures
+from anynan._steps.failures import Failures, names_bad, takes_along
 from anynan._steps.investigator import MAX_REPLAYS, VALUES
 from anynan._steps.notes import Notes
 from anynan._steps.record import Record

@@ -54,21 +54,21 @@ upcoming = [0]
 
 
 def note(
-    subject: Subject, name: str, step: int, memory: Memory | None, *, own: bool,
-    value: Any = None,
-) -> None:  # fmt: skip
+    subject: Subject, step: int, memory: Memory | None, *, own: bool, value: Any = None
+) -> None:
     """Remember something bad that left a watched layer or function.
 
     Args:
         subject: What is tracked.
-        name: By which reports call it.
         step: In which it was read.
         memory: Where it lies, None where that is not known.
         own: False if bad data had come in, which may be what it is.
         value: The array, None where its shape does not tell.
     """
     thread, shape = threading.get_ident(), _shape(value)
-    _made.append(_Made(weakref.ref(subject), name, step, memory, own, thread, turn(), shape))
+    _made.append(
+        _Made(weakref.ref(subject), subject.name, step, memory, own, thread, turn(), shape)
+    )
 
 
 def turn() -> int:

@@ -135,21 +135,16 @@ class Record:
 
     # In words.
 
-    @property
-    def _among_others(self) -> bool:
-        target = self._subject.target
-        return target is not None and target.among_others
-
     def text(self, event: Event) -> str:
         """Put an event into words, in full."""
         adapter = self._subject.watched_by  # it may be removed by now
         here = None if adapter is None else adapter.rank()
-        return render(event, here=here, which=self._among_others)
+        return render(event, here=here, which=self._subject.among_others)
 
     def warn_of(self, suspect: Event) -> None:
         """Warn of a suspect in a line, unless everything is only recorded."""
         if self._subject.action != "record":
-            warn(render_line(suspect, which=self._among_others))
+            warn(render_line(suspect, which=self._subject.among_others))
 
     def report(self, event: Event, first: Event, note: str = "") -> None:
         """Warn of an event: in full the first time, then in a line with a count.
@@ -170,7 +165,7 @@ class Record:
             warn(f"{text}\n\n  {note}" if note else text)
         elif note or _is_told(times):
             named = event if event.operation is not None else replace(first, times=1)
-            line = render_line(named, which=self._among_others)
+            line = render_line(named, which=self._subject.among_others)
             warn(f"{line}; {times} times since step {first.step}{note and '; '}{note}")
 
     def _told_by_another(self, event: Event) -> bool:

@@ -2,7 +2,6 @@
 
 import functools
 import inspect
-import threading
 import weakref
 from collections import Counter
 from typing import Any, overload
@@ -16,6 +15,7 @@ from anynan._diagnosis.rules.evidence import plural
 from anynan._readings.history import History
 from anynan._steps.framework import Framework
 from anynan._steps.judge import Judge
+from anynan._steps.subject import Subject, lock, watching
 from anynan.events import Event
 from anynan.options import Options, environment
 
@@ -101,8 +101,8 @@ def is_tracked(target: Any) -> bool:
 
 
 def _newest(target: Any) -> "Tracked | None":
-    with _lock:
-        known = [tracker for ref in _watching.values() if (tracker := ref()) is not None]
+    with lock:
+        known = [tracker for ref in watching.values() if isinstance(tracker := ref(), Tracked)]
     for tracker in reversed(known):
         names = (tracker.fn, *(ref() for ref in tracker.aliases))
         if tracker.judge.adapter is not None and any(each is target for each in names):
@@ -120,7 +120,7 @@ def make_way(first: "Tracked", name: str) -> None:
     Raises:
         ValueError: If somebody asked for it.
     """
-    if first.judge.subject.found or shell() is not None:  # the cell that tracks it was run again
+    if first.found or shell() is not None:  # the cell that tracks it was run again
         first.remove()
         return
     msg = (
@@ -130,8 +130,6 @@ def make_way(first: "Tracked", name: str) -> None:
     raise ValueError(msg)
 
 
-_lock = threading.Lock()
-_watching: "dict[int, weakref.ref[Tracked]]" = {}  # in the order of ``track``
 started: Counter[str] = Counter()  # how many trackers were, in this process
 
 
@@ -157,83 +155,34 @@ def untracked(target: Any) -> Any:
     return inside(target).fn if isinstance(target, Handle) else target
 
 
-class Tracked:
+class Tracked(Subject):
     """Hold what is tracked, its adapter and its judge: the inside of an ``anynan.Tracker``.
 
     Adapters make one in ``track``, and hold it; the user holds the ``Tracker`` alone.
 
     Attributes:
-        name: What is tracked is called so.
         paused: Whether it stands still, between ``pause`` and ``resume``.
-        where: Where in the user's training it is, as text or what gives it; noted in each event.
         judge: What adapters write readings into, and what acts on them.
         saver: What keeps the last failing call, for a bundle; None where there is no such product.
-        handle: The user's ``Tracker``.
         aliases: What else stands for it, as the model that a compiled one was made of.
     """
 
     def __init__(self, target: Any, options: Options, name: str) -> None:
-        self._target = target
-        self.name = name
+        super().__init__(target, options, name)
         self.paused = False
-        self.where: object = ""
-        self.handle: Handle | None = None
         self.aliases: list[weakref.ref[Any]] = []
         self.backend_name: str | None = None
         self._removed = False
-        self.judge = Judge(options, self)
+        self.judge = Judge(self)
         bundle = products.find("bundle", "saver")
-        self.saver: Any = None if bundle is None else bundle.Saver(self.judge.subject)
+        self.saver: Any = None if bundle is None else bundle.Saver(self)
         if self.saver is not None:
             self.judge.investigator.found.append(self.saver)
-
-    # Names.
-
-    @property
-    def of_model(self) -> bool:
-        """Tell whether a model is tracked, and not a function."""
-        return isinstance(self._target, weakref.ref)
-
-    @property
-    def target(self) -> str:
-        """Say what is tracked, as ``model Generator`` or ``function preprocess``."""
-        if not self.of_model:
-            return f"function {self.name}"
-        named = [tracker for tracker in self._beside() if tracker.name == self.name]
-        number = f" {named.index(self) + 1}" if len(named) > 1 and self in named else ""
-        return f"model {self.name}{number}"
-
-    @property
-    def among_others(self) -> bool:
-        """Tell whether reports must say which of several tracked models they are about."""
-        return self.of_model and len(self._beside()) > 1
-
-    def _beside(self) -> "list[Tracked]":
-        """List the models that this backend watches, in the order they were tracked."""
-        adapter = self.judge.adapter
-        if adapter is None:
-            return []
-        beside = []
-        with _lock:
-            for key, ref in list(_watching.items()):
-                tracker = ref()
-                other = None if tracker is None else tracker.judge.adapter
-                if tracker is None or other is None:
-                    del _watching[key]
-                elif other.backend == adapter.backend and tracker.of_model:
-                    beside.append(tracker)
-        return [tracker for tracker in beside if tracker.fn is not None]
 
     @property
     def step(self) -> int:
         """Give this thread's step, from 0."""
         return self.judge.step
-
-    @property
-    def fn(self) -> Any:
-        """Give back what was tracked, unchanged; None for a model that is gone."""
-        # A model is held weakly: it owns the hooks, the hooks own the tracker.
-        return self._target() if isinstance(self._target, weakref.ref) else self._target
 
     # Life.
 
@@ -243,8 +192,8 @@ class Tracked:
             return
         self.judge.adapter = adapter
         self.backend_name = adapter.backend
-        with _lock:
-            _watching[id(self)] = weakref.ref(self)
+        with lock:
+            watching[id(self)] = weakref.ref(self)
             started["trackers"] += 1
         try:
             adapter.attach()

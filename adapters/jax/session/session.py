@@ -409,9 +409,7 @@ class Session(StepReader):
     def _refuse(self, program: Program) -> None:
         if self.options.updates is not None and not weights_of(program):
             self.tracker.judge.say(NO_UPDATES(option="Advanced(updates=)", why=NO_WEIGHTS))
-        found = (
-            self.tracker.judge.subject.found
-        )  # among much else: what has no state is warned about
+        found = self.tracker.found  # among much else: what has no state is warned about
         if self.options.action == "skip" and not program.restorable and not found:
             msg = (
                 "action='skip' gives a bad step's old state back, but this function returns no "

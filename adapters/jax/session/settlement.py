@@ -144,12 +144,11 @@ class StepReader(BaseAdapter):
     def remember(self, outs: Iterable[Any], number: int) -> None:
         """Remember what a reported step gave: what another is given of it, is told already."""
         refs = [x if isinstance(x, weakref.ref) else weakref.ref(x) for x in outs]
-        judge, name = self.tracker.judge, self.tracker.name
 
         def holds(x: Any) -> bool:
             return any(ref() is x for ref in refs)
 
-        producers.note(judge.subject, name, number, holds, own=True)
+        producers.note(self.tracker, number, holds, own=True)
 
     def _look_back(self, step: Step) -> None:
         """Find whether a reported step of another function made what this one was given."""
@@ -175,10 +174,10 @@ class StepReader(BaseAdapter):
             since: What was remembered before; what came after it may be what the arrays are made
                 of. None: only the very arrays count.
         """
-        judge = self.tracker.judge
+        before = math.inf if since is None else since
         for x in arrays:
             if isinstance(x, jax.Array) and _is_bad(x):
-                found = producers.producer(judge.subject, x, math.inf if since is None else since)
+                found = producers.producer(self.tracker, x, before)
                 if found is not None and not found.itself:
                     return found
         return None

@@ -11,7 +11,7 @@ from anynan._base.tracebacks import last_own
 from anynan._diagnosis.rules.evidence import plural
 from anynan._everywhere import Found, is_bad
 from anynan._reports.report import folded
-from anynan._steps.actions import names_bad
+from anynan._steps.failures import names_bad
 from anynan._steps.record import MAX_EVENTS
 from anynan._steps.tracked import started
 from anynan.errors import AnomalyError
