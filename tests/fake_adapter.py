@@ -243,11 +243,7 @@ class ToyAdapter(BaseAdapter):
 
     def attach(self) -> None:
         self.model.watchers.append(self)
-        self.attached(self._write_weight)
-
-    def _write_weight(self, bad: BadParameter, rows: Step) -> None:
-        self._write("parameter", bad.layer, "weight", self._weight(bad.name),
-                    parameter=bad.name, now=True)  # fmt: skip
+        self.attached()
 
     def detach(self) -> None:
         self.model.watchers = [item for item in self.model.watchers if item is not self]

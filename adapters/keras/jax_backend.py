@@ -21,7 +21,6 @@ from anynan._diagnosis.evidence import BadParameter, ReplayError
 from anynan._diagnosis.lineage import Replay
 from anynan._diagnosis.rules.repair import Repair
 from anynan._diagnosis.trials import Attempt
-from anynan._readings import step as core
 from anynan._readings.readings import ProbePoint, Reading
 from anynan._steps.framework import Escalation
 from anynan._steps.messages import INSIDE_LOOP
@@ -266,15 +265,7 @@ class KerasSession(Named):
         for owner in (keras.layers.Layer, *owners):
             change(owner, "__call__", _layer_call)
         change(keras.layers.Layer, "stateless_call", _stateless_call)
-        self.attached(self._write_weight)
-
-    def _write_weight(self, worst: BadParameter, rows: core.Step) -> None:
-        (value,) = (w.variable._value for w in self.weights if w.name == worst.name)
-        point = ProbePoint(
-            -1, worst.layer, "parameter", worst.name.rpartition(".")[2], 0, worst.name
-        )
-        words = np.asarray(probes.ends(value, self.options.extra))[None]
-        fill(rows, sites_of([point], [value], self.tracker.judge.monitor), [point], words)
+        self.attached()
 
     def detach(self) -> None:
         """Put the classes and the model's functions back; safe to call twice."""

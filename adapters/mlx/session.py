@@ -82,7 +82,7 @@ class Session(LazyAdapter):
         if self._reach is not None:
             self.layers.search(self._reach, self.tracker.fn, {})
         SEAMS.add(self)
-        self.attached(self._write_bad)
+        self.attached()
 
     def detach(self) -> None:
         """Undo it."""
@@ -307,10 +307,3 @@ class Session(LazyAdapter):
         else:
             local.over = True
             self.read()
-
-    def _write_bad(self, bad: BadParameter, rows: Step) -> None:
-        weight = next(w for w in self.layers.weights() if w.name == bad.name)
-        local = bad.name.rpartition(".")[2]
-        self.write("parameter", bad.layer, local, weight.array, parameter=bad.name)
-        self.fetch()
-        rows.forget_arrays()

@@ -221,7 +221,7 @@ class _Storing(DispatchMode):
         if not mine or _own(func, shape.argument_names) or (shape.view and not shape.written):
             return func(*args, **kwargs)
         given = {**dict(zip(shape.argument_names, args, strict=False)), **kwargs}
-        targets = [x for name in shape.written_names for x in flat(given.get(name))]
+        targets = [x for name in shape.written for x in flat(given.get(name))]
         kinds = None if targets else self._kinds(func, tensors, args, kwargs)
         try:
             made = rerun(func, given, {}, {}, "float32")
@@ -230,7 +230,7 @@ class _Storing(DispatchMode):
         if targets and len(made) == len(targets):
             for target, x in zip(targets, made, strict=True):
                 target.copy_(x)
-            first = given[shape.written_names[0]]
+            first = given[shape.written[0]]
             return first if returns_of(func) else None
         if kinds is None or sum(kind is not None for kind in kinds) != len(made):
             return func(*args, **kwargs)

@@ -57,6 +57,11 @@ def node_number(of: Any) -> int:
     return int(of._sequence_nr())
 
 
+def nodes_before(node: Any) -> list[Any]:
+    """List the nodes of the graph that a node hands gradients to."""
+    return [each for each, _ in node.next_functions if each is not None]
+
+
 def arguments_of(operator: Any) -> list[Any]:
     """List the arguments that an operator declares: their names, their types, how to pass them."""
     return list(operator._schema.arguments)

@@ -4,6 +4,7 @@ import sys
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from traceback import walk_stack
 from types import FrameType
 from typing import Any, Unpack
 
@@ -159,11 +160,7 @@ def _at(state: Any) -> str:
     return f"global_step {state.global_step} of train"
 
 
-def _trainer(frame: FrameType | None) -> transformers.Trainer | None:
+def _trainer(frame: FrameType) -> transformers.Trainer | None:
     """Find the Trainer whose loop this is: a callback is not told of it."""
-    while frame is not None:
-        found = frame.f_locals.get("self")
-        if isinstance(found, transformers.Trainer):
-            return found
-        frame = frame.f_back
-    return None
+    owners = (each.f_locals.get("self") for each, _ in walk_stack(frame))
+    return next((found for found in owners if isinstance(found, transformers.Trainer)), None)

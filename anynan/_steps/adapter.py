@@ -1,9 +1,10 @@
 """The contract between the core and an adapter; ``adapters/README.md`` says it in prose."""
 
-from collections.abc import Callable
+import math
 
 from anynan._diagnosis.evidence import BadParameter
-from anynan._readings.step import Step
+from anynan._diagnosis.lineage import Replay
+from anynan._readings.readings import Reading
 from anynan._steps.framework import Framework
 from anynan._steps.tracked import Tracked
 from anynan.options import Options
@@ -23,23 +24,38 @@ class BaseAdapter(Framework):
         super().__init__(tracker.judge.options if options is None else options)
         self.tracker = tracker
 
-    def attached(self, write: Callable[[BadParameter, Step], object]) -> None:
+    def attached(self, found: list[BadParameter] | None = None) -> None:
         """Judge the weights as tracking finds them, and note the buffers that are bad.
 
         Args:
-            write: Write a reading of a bad weight into the rows.
+            found: Those that are bad; by default what ``bad_weights`` lists.
 
         Raises:
             AnomalyError: As the tracker's action says, if one is bad.
         """
         judge = self.tracker.judge
-        bad = judge.not_intended(self.bad_weights())
+        bad = judge.not_intended(self.bad_weights() if found is None else found)
         if not bad:
             judge.known_clean(judge.step)
             return
-        rows = judge.rows()
+        rows, first = judge.rows(), bad[0]
+        site = judge.monitor.site(
+            first.layer, "parameter", first.name.rpartition(".")[2], first.summary.dtype, None,
+            parameter=first.name,
+        )  # fmt: skip
+        low, high = first.summary.low or 0.0, first.summary.high or 0.0
+        rows.add(site, 0, *((math.nan, math.nan) if first.summary.nan else (low, high)))
         try:
-            write(bad[0], rows)
-            judge.review(rows)
+            seen = self.written(rows.reading(rows.last), bad)
+            judge.flag(rows, rows.last, replayed=seen)
         finally:
             judge.begin_again(rows)
+
+    def written(self, reading: Reading, bad: list[BadParameter]) -> Replay | None:  # noqa: ARG002
+        """Tell what made weights bad before tracking began, where that is known.
+
+        Args:
+            reading: Of the first of them.
+            bad: All of them.
+        """
+        return None

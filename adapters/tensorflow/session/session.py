@@ -16,14 +16,13 @@ from anynan._diagnosis.lineage import Replay
 from anynan._diagnosis.rules.repair import Repair
 from anynan._diagnosis.trials import Attempt
 from anynan._readings.norms import Guard
-from anynan._readings.readings import ProbePoint, Reading
-from anynan._readings.step import Step
+from anynan._readings.readings import Reading
 from anynan._steps.adapter import BaseAdapter
 from anynan._steps.messages import LAYER_UNWATCHED
 from anynan._steps.tracked import Tracked
 from anynan.errors import reason
 from anynan.tensorflow.graphs.traces import Traces
-from anynan.tensorflow.read import probes, readings
+from anynan.tensorflow.read import probes
 from anynan.tensorflow.read.buffers import DeviceBuffers
 from anynan.tensorflow.read.frames import Frame, tensors
 from anynan.tensorflow.read.layers import Layers
@@ -96,7 +95,7 @@ class Session(BaseAdapter):
         self._waiting = when_imported("keras", _install_keras)
         SEAMS.install(self, self.layers.alive())
         self.renew()
-        self.attached(self._write_weight)
+        self.attached()
 
     def grow(self, layer: Any = None, sources: Sequence[Any] = ()) -> None:
         """Watch the layers and weights that came since, too.
@@ -151,15 +150,6 @@ class Session(BaseAdapter):
             self.layers.pass_over(layer)
             what = f"a {type(layer).__name__}"
             self.tracker.judge.say(LAYER_UNWATCHED(what=what, error=reason(error)))
-
-    def _write_weight(self, worst: BadParameter, rows: Step) -> None:
-        value = self.layers.weights.value(worst.name)
-        point = ProbePoint(
-            "", worst.layer, "parameter", worst.name.rpartition(".")[2], 0, worst.name,
-            dtype=probes.dtype(value),
-        )  # fmt: skip
-        values = readings.exact([value]).numpy()
-        self.steps.places([point]).fill(rows, values, {}, [value], norms=False)
 
     def detach(self) -> None:
         """Put the classes back; safe to call twice."""

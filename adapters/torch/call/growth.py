@@ -1,7 +1,7 @@
 """What becomes of tracked models later: layers are put in, as adapters are; they are compiled."""
 
 import weakref
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -10,19 +10,16 @@ from anynan.torch.private import is_compiled_from, original
 _is_dynamo = torch.compiler.is_dynamo_compiling
 
 
-class Follower(Protocol):
-    """Be told of what was compiled."""
-
-    def compiled(self, outer: torch.nn.Module, model: torch.nn.Module) -> None:
-        """See to a module that was made of a model: its own hooks run outside the graph."""
-
-
 class _Registered:
-    """Count the modules that were put into tracked models."""
+    """Count the modules that were put into tracked models.
+
+    Attributes:
+        followers: The layers of each session, whose ``compiled`` is told of what was compiled.
+    """
 
     def __init__(self) -> None:
         self.count = 0
-        self.followers: weakref.WeakSet[Follower] = weakref.WeakSet()
+        self.followers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._outer: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self._known: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 

@@ -230,7 +230,6 @@ class Notes(FunctionMode):
         self.take()
         self.ended = True
         self.forget()
-        self.passes.clear()
 
     # Each operation.
 
@@ -352,6 +351,7 @@ class Notes(FunctionMode):
         """Let go of everything."""
         self._turn()
         self._turn()
+        self.passes.clear()
 
     def applied(
         self, run: Callable[..., Any], again: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
@@ -657,13 +657,8 @@ def placing(show: Callable[..., Any]) -> Callable[..., Any]:
     return shown
 
 
-def here() -> Notes | None:
-    """Give this thread's notes, None where none are taken."""
-    return _here.notes
-
-
-def of(thread: int | None) -> Notes | None:
-    """Give another thread's notes; this one's by default."""
+def of(thread: int | None = None) -> Notes | None:
+    """Give a thread's notes, this one's by default; None where none are taken."""
     return _here.notes if thread is None else _all.get(thread)
 
 
@@ -708,8 +703,8 @@ def updated() -> None:
     """Note an update: what led to its gradients is over."""
     notes = _here.notes
     if notes is not None:
-        notes.passes.clear()
         if everywhere is not None:
+            notes.passes.clear()
             notes.put()
         else:
             notes.take()  # a closure of the optimizer's has called the model since
@@ -721,7 +716,6 @@ def leave() -> None:
     if everywhere is None and _here.notes is not None:
         _here.notes.take()
         _here.notes.forget()
-        _here.notes.passes.clear()
 
 
 def end() -> None:

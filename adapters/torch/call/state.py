@@ -3,10 +3,9 @@
 import threading
 import weakref
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol
+from contextlib import contextmanager
+from typing import Any
 
-from anynan._diagnosis.lineage import Replay
 from anynan._readings.readings import Reading
 from anynan._readings.step import Step
 from anynan.torch.call.regions import Regions
@@ -18,70 +17,8 @@ class StopReplay(BaseException):
     """Leave user code during a replay; a BaseException, so that it is not swallowed."""
 
 
-class Watching(Protocol):
-    """Watch the operations of a step."""
-
-    watcher: Any
-
-    def enter(self, root: RootCall) -> None:
-        """Note what a root call is given."""
-
-    def look_at_gradients(self) -> None:
-        """Note the bad gradients that landed on weights."""
-
-    def watching(self) -> AbstractContextManager[None]:
-        """Watch what runs inside."""
-
-    def begin(self) -> None:
-        """Begin to watch, or go on."""
-
-    def end(self) -> None:
-        """Leave, at the outermost call."""
-
-    def seen(self, reading: Reading, value: Any) -> Replay | None:
-        """Tell what was seen so far."""
-
-    def ended(self, error: BaseException) -> Replay:
-        """Tell what was seen up to an exception."""
-
-    def finish(self) -> Replay:
-        """Stop, and hand over what was seen."""
-
-
 class State:
     """Hold one thread's open step."""
-
-    __slots__ = (
-        "__weakref__",
-        "base",
-        "broken",
-        "calls",
-        "deferred",
-        "depth",
-        "ended",
-        "idle",
-        "in_optimizer",
-        "in_step",
-        "inner",
-        "inners",
-        "leaves",
-        "operations",
-        "regions",
-        "replaying",
-        "root",
-        "roots",
-        "rows",
-        "saw_backward",
-        "scales",
-        "slots",
-        "step_roots",
-        "thread",
-        "trained",
-        "updated",
-        "used",
-        "uses",
-        "weight",
-    )  # fmt: skip
 
     def __init__(self, slots: Slots) -> None:
         self.slots = slots
@@ -97,7 +34,7 @@ class State:
         self.in_step = False
         self.depth = 0
         self.regions = Regions()
-        self.operations: Watching | None = None
+        self.operations: Any = None  # the watcher of every operation, where there is one
         self.ended: list[Step] = []
         self.step_roots: list[tuple[int, weakref.ref[RootCall]]] = []
         # The models' own calls inside a function's step: each with its model's path, the last one.
@@ -131,7 +68,6 @@ class State:
         self.uses: dict[int, int] = {}
         # One of the weights, and how often it had been written to as the step began.
         self.weight: tuple[weakref.ref[Any], int] | None = None
-        self.broken = False
 
     @contextmanager
     def aside(self) -> Iterator[None]:

@@ -7,7 +7,7 @@ import time
 import weakref
 from collections.abc import Iterator
 from datetime import timedelta
-from types import FrameType
+from traceback import walk_stack
 from typing import Any
 
 import torch
@@ -198,12 +198,7 @@ def rehearsal() -> bool:
     """Tell whether a pipeline runs its stage on memory without values, to learn its shapes."""
     if "torch.distributed.pipelining.stage" not in sys.modules:
         return False
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_name in _SHAPES:
-            return True
-        frame = frame.f_back
-    return False
+    return any(frame.f_code.co_name in _SHAPES for frame, _ in walk_stack(sys._getframe(1)))
 
 
 def _seconds(limit: timedelta) -> str:

@@ -6,9 +6,13 @@ from typing import Any
 
 import torch
 
+from anynan._readings.monitor import Monitor
 from anynan._readings.readings import Site
 from anynan._readings.step import Step
+from anynan.events import Phase
 from anynan.torch.read.probes import (
+    DTYPE_MAX,
+    DTYPE_NAME,
     EXTRA,
     NATIVE,
     bring,
@@ -177,3 +181,15 @@ class DeferredSlots:
 
 
 Slots = ImmediateSlots | DeferredSlots
+
+
+def site_of(
+    monitor: Monitor, layer: str | None, phase: Phase, name: str, x: torch.Tensor,
+    parameter: str | None = None, *, bound: bool = False, buffer: bool = False,
+) -> Site:  # fmt: skip
+    """Return the slot of a tensor."""
+    dtype = DTYPE_NAME.get(x.dtype) or str(x.dtype).removeprefix("torch.")
+    limit = DTYPE_MAX.get(x.dtype)
+    return monitor.site(
+        layer, phase, name, dtype, limit, parameter=parameter, bound=bound, buffer=buffer
+    )

@@ -16,7 +16,7 @@ from anynan._diagnosis.records import Given, before, makers
 from anynan._trace.op import Op, RerunError
 from anynan.errors import reason
 from anynan.events import Source
-from anynan.torch.private import arguments_of, functional, tree_map
+from anynan.torch.private import arguments_of, functional, nodes_before, tree_map
 from anynan.torch.read.probes import light, local, plain
 from anynan.torch.replay.names import canonical, node_name
 
@@ -110,7 +110,7 @@ def node_params(node: Any) -> dict[str, Any]:
 
 def _made(node: Any) -> Any:
     """Give the node that made what a node takes first."""
-    return next((item for item, _ in node.next_functions if item is not None), None)
+    return next(iter(nodes_before(node)), None)
 
 
 def of_node(
@@ -280,8 +280,7 @@ class Shape:
     """Say what an operator writes and whether its results are views."""
 
     name: str
-    written: tuple[int, ...]
-    written_names: tuple[str, ...]
+    written: tuple[str, ...]
     view: bool
     argument_names: tuple[str, ...]
 
@@ -290,20 +289,18 @@ class Shape:
 def shape_of(func: Any) -> Shape:
     """Read an operator's schema once."""
     schema = func._schema
-    written, names = [], []
-    for i, argument in enumerate(schema.arguments):
-        marked = argument.alias_info is not None and argument.alias_info.is_write
-        # Batch normalisation updates these and its schema does not say so.
-        if marked or argument.name in ("running_mean", "running_var"):
-            written.append(i)
-            names.append(argument.name)
+    # Batch normalisation updates these and its schema does not say so.
+    written = tuple(
+        argument.name
+        for argument in schema.arguments
+        if (argument.alias_info is not None and argument.alias_info.is_write)
+        or argument.name in ("running_mean", "running_var")
+    )
     view = any(
         item.alias_info is not None and not item.alias_info.is_write for item in schema.returns
     )
-    return Shape(
-        canonical(schema.name), tuple(written), tuple(names), view,
-        tuple(argument.name for argument in schema.arguments),
-    )  # fmt: skip
+    names = tuple(argument.name for argument in schema.arguments)
+    return Shape(canonical(schema.name), written, view, names)
 
 
 class Operation(Op):
@@ -361,11 +358,10 @@ class Operation(Op):
 
     def writes(self) -> list[torch.Tensor]:
         """List what it is about to write to."""
-        found: list[torch.Tensor] = []
-        args, shape = self.args, self.shape
-        for i, name in zip(shape.written, shape.written_names, strict=True):
-            found.extend(flat(args[i] if i < len(args) else self.kwargs.get(name)))
-        return found
+        if not self.shape.written:
+            return []
+        arguments = self.arguments
+        return [x for name in self.shape.written for x in flat(arguments.get(name))]
 
     @cached_property
     def source(self) -> Source | None:

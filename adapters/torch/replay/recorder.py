@@ -4,6 +4,8 @@ import functools
 import math
 import sys
 from collections.abc import Callable, Iterable
+from itertools import islice
+from traceback import walk_stack
 from types import FrameType
 from typing import Any
 
@@ -236,13 +238,8 @@ def caller() -> FrameType | None:
 def _prints() -> bool:
     """Tell whether a tensor is made into text, as for the message of an exception."""
     frame = caller()
-    for _ in range(_DEEP):
-        if frame is None:
-            return False
-        if frame.f_code.co_filename.endswith("torch/_tensor_str.py"):
-            return True
-        frame = frame.f_back
-    return False
+    near = () if frame is None else islice(walk_stack(frame), _DEEP)
+    return any(each.f_code.co_filename.endswith("torch/_tensor_str.py") for each, _ in near)
 
 
 def _whole(x: torch.Tensor) -> bool:

@@ -13,6 +13,7 @@ import torch
 from anynan._base.context import replay_context
 from anynan._base.interrupts import Interrupts
 from anynan._base.threads import busy_threads
+from anynan._base.walks import walk
 from anynan._calls.collector import collecting
 from anynan._diagnosis.evidence import ReplayError
 from anynan._diagnosis.lineage import Replay, Sink
@@ -34,7 +35,14 @@ from anynan.torch.call.threads import Threads
 from anynan.torch.graphs.compiler import eager
 from anynan.torch.graphs.graphs import Graphs
 from anynan.torch.messages import REPLAY_FROM_ONES, REPLAY_INPUT_CHANGED, REPLAY_UPDATED
-from anynan.torch.private import count_modes, forward_hooks_apart, hook_first, task, without_modes
+from anynan.torch.private import (
+    count_modes,
+    forward_hooks_apart,
+    hook_first,
+    nodes_before,
+    task,
+    without_modes,
+)
 from anynan.torch.read.probes import nonfinite
 from anynan.torch.read.tensors import tensors
 from anynan.torch.replay.collectives import Sent, replaying
@@ -507,14 +515,8 @@ def _first(known: torch.Tensor, _: torch.Tensor | None) -> torch.Tensor:
 
 def _used_inside(outputs: list[torch.Tensor]) -> set[Any]:
     """Give the graph's nodes behind the last ones: an output among them is used for another."""
-    todo = [x.grad_fn for x in outputs if x.grad_fn is not None]
-    inside: set[Any] = set()
-    while todo:
-        for node, _ in todo.pop().next_functions:
-            if node is not None and node not in inside:
-                inside.add(node)
-                todo.append(node)
-    return inside
+    ends = [x.grad_fn for x in outputs if x.grad_fn is not None]
+    return {before for node in walk(ends, nodes_before) for before in nodes_before(node)}
 
 
 def _results(watcher: Watcher, out: Any) -> None:

@@ -9,8 +9,9 @@ from typing import Any, Self
 import torch
 
 from anynan._base.patches import Patches
+from anynan._base.walks import walk
 from anynan.torch.call.state import StopReplay
-from anynan.torch.private import node_number, task
+from anynan.torch.private import node_number, nodes_before, task
 from anynan.torch.read.probes import local
 from anynan.torch.replay.names import node_name
 from anynan.torch.replay.watcher import Watcher
@@ -75,20 +76,15 @@ class Seam:
         with self.around():
             return real(*args, **kwargs)
 
-    def _look(self, roots: Any) -> None:
+    def _look(self, given: Any) -> None:
         watcher = self.watcher
-        items = [roots] if isinstance(roots, torch.Tensor) else list(roots)
+        items = [given] if isinstance(given, torch.Tensor) else list(given)
         items = [getattr(item, "node", item) for item in items]
         for x in items:
             if isinstance(x, torch.Tensor) and not watcher.layers and x.numel() == 1:
                 watcher.check_sink("loss", None, "loss", x)
-        todo = [x.grad_fn if isinstance(x, torch.Tensor) else x for x in items]
-        seen: set[Any] = set()
-        while todo:
-            node = todo.pop()
-            if node is None or node in seen:
-                continue
-            seen.add(node)
+        roots = [x.grad_fn if isinstance(x, torch.Tensor) else x for x in items]
+        for node in walk(filter(None, roots), nodes_before):
             leaf = getattr(node, "variable", None)
             if leaf is not None and self.leaf is not None:
                 self.leaf(leaf)
@@ -96,11 +92,9 @@ class Seam:
             if watcher.runner is not None:
                 behind = watcher.runner.stand_behind(node, watcher)
                 self._handles += [] if behind is None else [behind]
-            for following, _ in node.next_functions:
-                if following is not None:
-                    names = watcher.consumers.setdefault(node_number(following), [])
-                    names.append(node_name(node.name()))
-                    todo.append(following)
+            for following in nodes_before(node):
+                names = watcher.consumers.setdefault(node_number(following), [])
+                names.append(node_name(node.name()))
 
 
 def _incoming(watcher: Watcher, gradients: Any) -> None:

@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from traceback import walk_stack
 from types import FrameType, FunctionType
 from typing import Any
 
@@ -74,11 +75,8 @@ class TailWatcher(Watcher):
 
     def line(self, frame: FrameType | None = None) -> Source | None:
         """Give the line of what runs."""
-        at: FrameType | None = frame or sys._getframe(1)
-        inside = at
-        while inside is not None and inside.f_code is not self.within:
-            inside = inside.f_back
-        if inside is None:
+        at = frame or sys._getframe(1)
+        if all(each.f_code is not self.within for each, _ in walk_stack(at)):
             return self.called
         return user_source(at, framework="torch", stop=self.within, fallback=self.called)
 

@@ -16,7 +16,8 @@ from anynan.torch.call.models import Models
 from anynan.torch.call.state import State
 from anynan.torch.messages import NO_MODULE_FOUND, SCRIPTED
 from anynan.torch.private import task, version
-from anynan.torch.read.probes import DTYPE_MAX, DTYPE_NAME
+from anynan.torch.read.probes import DTYPE_NAME
+from anynan.torch.read.slots import site_of
 from anynan.torch.read.tensors import tensors
 from anynan.torch.session.session import Session, session_of
 from anynan.torch.step.hooks import WeightHook, keep_gradients, read_before
@@ -91,7 +92,7 @@ class FunctionSession(Session):
         if not self._searched or self._unknown(args, kwargs):
             first, self._searched = not self._searched, True
             if self._find(args, kwargs):
-                self.steps.check_weights()
+                self.check_weights()
             if first and not self.models.refs and not self.models.scripted:
                 name = getattr(fn, "__name__", fn)
                 self.tracker.judge.say(NO_MODULE_FOUND(name=name))
@@ -270,11 +271,10 @@ class FunctionSession(Session):
             return
         for name, x in tensors(result, "result", objects=True):
             if x.dtype in DTYPE_NAME:
-                phase: Any = "loss" if x.numel() == 1 else "forward"
-                site = self.tracker.judge.monitor.site(
-                    None, phase, "loss" if name == "result" and x.numel() == 1 else name,
-                    DTYPE_NAME[x.dtype], DTYPE_MAX[x.dtype],
-                )  # fmt: skip
+                one = x.numel() == 1
+                phase: Any = "loss" if one else "forward"
+                label = "loss" if name == "result" and one else name
+                site = site_of(self.tracker.judge.monitor, None, phase, label, x)
                 known = read_before(state, rows, x)
                 if known is None:
                     self.steps.write(state, rows, site, 0, x)

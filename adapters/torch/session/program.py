@@ -6,7 +6,7 @@ import re
 import sys
 import weakref
 from collections.abc import Callable, Sequence
-from types import FrameType
+from traceback import walk_stack
 from typing import Any
 
 import torch
@@ -31,13 +31,13 @@ from anynan.torch.messages import GONE
 from anynan.torch.private import foreach_norm
 from anynan.torch.read import probes
 from anynan.torch.read.probes import (
-    DTYPE_MAX,
     DTYPE_NAME,
     measure,
     nonfinite,
     read_ends,
     same_memory,
 )
+from anynan.torch.read.slots import site_of
 from anynan.torch.replay.tail import Tails
 from anynan.torch.step.steps import last_pass
 from anynan.torch.update.updates import watching
@@ -120,12 +120,8 @@ class Program(BaseAdapter):
 
     def reading(self, x: torch.Tensor) -> Reading:
         """Give what would be read of a loss."""
-        rows = self.tracker.judge.rows()
-        phase: Any = "loss"
-        site = self.tracker.judge.monitor.site(
-            None, phase, "loss" if x.numel() == 1 else "value", DTYPE_NAME[x.dtype],
-            DTYPE_MAX[x.dtype],
-        )  # fmt: skip
+        rows, name = self.tracker.judge.rows(), "loss" if x.numel() == 1 else "value"
+        site = site_of(self.tracker.judge.monitor, None, "loss", name, x)
         return Reading(rows.number, len(rows.lo), 0, site, *read_ends(x.detach()))
 
     def settle(self, reading: Reading, x: torch.Tensor, seen: Replay | None) -> None:
@@ -149,9 +145,7 @@ class Program(BaseAdapter):
     def _read(
         self, rows: Step, x: torch.Tensor, phase: Any, tensor: str, parameter: str | None
     ) -> None:
-        site = self.tracker.judge.monitor.site(
-            None, phase, tensor, DTYPE_NAME[x.dtype], DTYPE_MAX[x.dtype], parameter=parameter
-        )
+        site = site_of(self.tracker.judge.monitor, None, phase, tensor, x, parameter)
         lo, hi = read_ends(x)
         rows.add(site, 0, lo, hi)
         if not (-site.limit <= lo and hi <= site.limit):
@@ -262,7 +256,7 @@ class Watch:
 
     def finish(self) -> None:
         """Say what is bad as the program ends, where nothing was said of it."""
-        notes, error = noted.here(), self._found.ended_by
+        notes, error = noted.of(), self._found.ended_by
         if notes is not None and not self._found.bad():
             x = None if error is None else _named_by(error, notes.refused)
             if x is not None:
@@ -359,15 +353,15 @@ def names_of(tensors: list[torch.Tensor]) -> dict[int, str]:
     """Give the names of tensors in the functions that run now."""
     wanted = {id(x) for x in tensors}
     found: dict[int, str] = {}
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and len(found) < len(wanted):
+    for frame, _ in walk_stack(sys._getframe(1)):
+        if len(found) == len(wanted):
+            break
         if not is_library(frame.f_code.co_filename):
             for scope in (frame.f_locals, frame.f_globals):
                 for name, value in list(scope.items()):
                     for path, item in _inside(name, value):
                         if id(item) in wanted:
                             found.setdefault(id(item), path)
-        frame = frame.f_back
     return found
 
 

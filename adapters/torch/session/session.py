@@ -18,6 +18,7 @@ from anynan._steps.adapter import BaseAdapter
 from anynan._steps.framework import EVERY_OPERATION, Escalation
 from anynan._steps.messages import INPUT_COMPUTED, MODEL_GONE
 from anynan._steps.tracked import Tracked
+from anynan.errors import AnomalyError
 from anynan.torch.call import noted
 from anynan.torch.call.models import Models, given
 from anynan.torch.call.rootcall import RootCall
@@ -26,7 +27,9 @@ from anynan.torch.call.threads import Threads
 from anynan.torch.distributed.ranks import Ranks
 from anynan.torch.graphs.graphs import Graphs
 from anynan.torch.read import probes
-from anynan.torch.read.probes import DTYPE_MAX, DTYPE_NAME, same_memory
+from anynan.torch.read.probes import DTYPE_NAME, same_memory
+from anynan.torch.read.slots import site_of
+from anynan.torch.replay.collectives import world
 from anynan.torch.replay.names import node_name
 from anynan.torch.replay.operations import Operations
 from anynan.torch.replay.replay import Replays
@@ -66,7 +69,6 @@ class Session(BaseAdapter):
             tracker, self.threads, self.graphs, self.ranks, self.weights, self.scalers
         )
         self.updates = self.updates_type(self.steps, models, self.optimizers)
-        self.steps.written = self.replays.written
         self.layers = Layers(models, self.steps, self.enter_root, self.exit_root)
         self.updates.called_past = self.layers.called_past
         self._gone = False
@@ -77,7 +79,7 @@ class Session(BaseAdapter):
         """Install the hooks; look at weights and buffers once."""
         self.layers.install()
         self.updates.watch()
-        self.steps.check_weights()
+        self.check_weights()
 
     def detach(self) -> None:
         """Undo everything; safe to call twice."""
@@ -134,7 +136,20 @@ class Session(BaseAdapter):
             self.optimizers.forget()
             # No update made what is bad in new layers.
             self.tracker.judge.known_clean(self.tracker.step)
-            self.steps.check_weights()
+            self.check_weights()
+
+    def check_weights(self) -> None:
+        """Look at every weight and buffer once."""
+        try:
+            self.attached(self.weights.bad())
+        except AnomalyError as error:
+            # The user's stack is what matters, not the way through the core.
+            raise error.with_traceback(None) from None
+
+    def written(self, reading: Reading, bad: list[BadParameter]) -> Replay | None:
+        """Compute again what the program wrote into weights before they were watched."""
+        named = dict(self.weights.all())
+        return self.replays.written(reading, [named[item.name] for item in bad])
 
     # Steps.
 
@@ -171,7 +186,6 @@ class Session(BaseAdapter):
             with state.aside():
                 if state.operations is None:
                     self._watch_operations(state, root, layer)
-                    assert state.operations is not None
                     rows.watch_operations(functools.partial(self._seen_around, state))
                 else:
                     state.operations.enter(root)
@@ -180,9 +194,7 @@ class Session(BaseAdapter):
         for name, x in named:
             # What a part of the model gets from another is no input.
             if x.dtype in DTYPE_NAME and not (handed and x.grad_fn is not None):
-                site = self.tracker.judge.monitor.site(
-                    layer, "input", name, DTYPE_NAME[x.dtype], DTYPE_MAX[x.dtype]
-                )
+                site = site_of(self.tracker.judge.monitor, layer, "input", name, x)
                 if state.slots.deferred:
                     rows.keep(len(rows.sites), weakref.ref(x))
                 self.steps.write(state, rows, site, 0, x)
@@ -194,8 +206,7 @@ class Session(BaseAdapter):
 
     def _seen_around(self, state: State, reading: Reading, value: Any) -> Replay | None:
         """Tell what was seen of every operation, and of those behind the model."""
-        assert state.operations is not None
-        found = state.operations.seen(reading, value)
+        found: Replay | None = state.operations.seen(reading, value)
         if found is not None and found.incoming:
             behind = self.replays.tails.replay(state.thread.ident, reading, found)
             return behind or found
@@ -300,8 +311,7 @@ class Session(BaseAdapter):
 
     def attempt(self, reading: Reading, repairs: Sequence[Repair]) -> Attempt | None:
         """Run the failing call again with operations repaired; not where ranks take part in it."""
-        rank = self.rank()
-        if self._gone or (rank is not None and torch.distributed.get_world_size() > 1):
+        if self._gone or world() is not None:
             return None
         return self.replays.attempt(self.threads.owner(), reading, repairs)
 

@@ -1,26 +1,24 @@
 """The steps of one tracker: opened, written, read and closed."""
 
-import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from anynan._base import context
-from anynan._diagnosis.lineage import Replay
-from anynan._readings.readings import Reading, Site
+from anynan._readings.readings import Site
 from anynan._readings.step import Step
 from anynan._steps.tracked import Tracked
 from anynan.errors import AnomalyError
-from anynan.torch.call.state import State, Watching
+from anynan.torch.call.state import State
 from anynan.torch.call.threads import Threads
 from anynan.torch.distributed.ranks import Ranks
 from anynan.torch.graphs.fixed import Board
 from anynan.torch.graphs.graphs import Graphs
 from anynan.torch.graphs.plans import Late
 from anynan.torch.private import backward_roots, task
-from anynan.torch.read.probes import DTYPE_MAX, DTYPE_NAME, nonfinite, read_ends
-from anynan.torch.read.slots import DeferredSlots
+from anynan.torch.read.probes import DTYPE_NAME, nonfinite, read_ends
+from anynan.torch.read.slots import DeferredSlots, site_of
 from anynan.torch.weights.scalers import (
     Scalers,
     ever,
@@ -54,7 +52,6 @@ class Steps:
 
     Attributes:
         marked: Called with an error of the tracker's before it is raised in a hook.
-        written: Computes again what the program wrote into the weights that are bad at the start.
     """
 
     def __init__(
@@ -70,7 +67,6 @@ class Steps:
         self.threads, self.graphs, self.ranks = threads, graphs, ranks
         self.weights, self.scalers = weights, scalers
         self.marked: Callable[[AnomalyError], None] | None = None
-        self.written: Callable[[Reading, list[torch.Tensor]], Replay | None] | None = None
 
     # Open.
 
@@ -101,29 +97,7 @@ class Steps:
         if not state.slots.deferred and rows.failed is None:
             self.tracker.judge.known_clean(rows.number)
 
-    def check_weights(self) -> None:
-        """Look at every weight and buffer once, as at attach."""
-        bad = self.tracker.judge.not_intended(self.weights.bad())
-        if not bad:
-            self.tracker.judge.known_clean(self.tracker.step)
-            return
-        state = self.threads.state()
-        rows = self.tracker.judge.rows()
-        first = bad[0]
-        low, high = first.summary.low or 0.0, first.summary.high or 0.0
-        ends = (math.nan, math.nan) if first.summary.nan else (low, high)
-        rows.add(self.weights.site(first), 0, *ends)
-        try:
-            named = dict(self.weights.all())
-            values = [named[item.name] for item in bad]
-            seen = self.written(rows.reading(rows.last), values) if self.written else None
-            self.flag(state, rows, rows.last, values[0], replayed=seen)
-        finally:
-            self.tracker.judge.begin_again(rows)
-
-    def flag(
-        self, state: State, rows: Step, order: int, value: Any, *, replayed: Replay | None = None
-    ) -> None:
+    def flag(self, state: State, rows: Step, order: int, value: Any) -> None:
         """Have one reading judged while its layer is still on the stack."""
         if rows.follows:
             site = rows.sites[order]
@@ -137,7 +111,7 @@ class Steps:
             try:
                 if rows.sites[order].phase == "backward" and state.in_step:
                     order = self._loss_first(state, rows, order)
-                self.tracker.judge.flag(rows, order, value, replayed=replayed)
+                self.tracker.judge.flag(rows, order, value)
             except AnomalyError as error:
                 if self.marked is not None:
                     self.marked(error)
@@ -158,8 +132,7 @@ class Steps:
             if isinstance(x, torch.Tensor) and x.numel() == 1 and nonfinite(x):
                 if self.scalers.scale(state) is not None:  # what is scaled may overflow
                     return order
-                monitor = self.tracker.judge.monitor
-                site = monitor.site(None, "loss", "loss", DTYPE_NAME[x.dtype], DTYPE_MAX[x.dtype])
+                site = site_of(self.tracker.judge.monitor, None, "loss", "loss", x)
                 rows.insert(order, site, 0, *read_ends(x.detach()))
                 root = state.roots.pop(order, None)
                 if root is not None:
@@ -186,8 +159,7 @@ class Steps:
             if isinstance(x, torch.Tensor) and x.numel() == 1 and x.dtype in DTYPE_NAME:
                 if known(x):
                     continue
-                monitor = self.tracker.judge.monitor
-                site = monitor.site(None, "loss", name, DTYPE_NAME[x.dtype], DTYPE_MAX[x.dtype])
+                site = site_of(self.tracker.judge.monitor, None, "loss", name, x)
                 order = len(rows.sites)
                 value = x.detach().clamp(-1, 1) if scaled else x.detach()
                 bad = state.slots.write(rows, site, max(len(state.step_roots) - 1, 0), value)
@@ -313,7 +285,7 @@ class Steps:
         was_idle, state.idle = state.idle, True
         try:
             if state.operations is not None:
-                self._end_watching(state, state.operations, rows)
+                self._end_watching(state, rows)
             if rows is not None:
                 state.ended.append(rows)
                 every = self.options.read
@@ -372,11 +344,11 @@ class Steps:
         """
         for state in list(self.threads.states):
             if state.operations is not None:
-                self._end_watching(state, state.operations, state.rows if judge else None)
+                self._end_watching(state, state.rows if judge else None)
 
-    def _end_watching(self, state: State, operations: Watching, rows: Step | None) -> None:
+    def _end_watching(self, state: State, rows: Step | None) -> None:
         """End a thread's watcher of operations; what it saw is judged with the rows, if given."""
-        seen = operations.finish()
+        seen = state.operations.finish()
         state.operations = None  # only now: an interrupt may come at any line
         if rows is not None:
             state.slots.read()

@@ -4,7 +4,6 @@ import functools
 import math
 import sys
 import weakref
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,23 +18,6 @@ from anynan.torch.step.steps import Steps
 from anynan.torch.weights.optimizers import Held, exact_site, norm_dtype
 
 _CHUNK = 1 << 16
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """Remember one update's readings of gradients by their norms.
-
-    Attributes:
-        gradients: The gradients.
-        sites: Their slots.
-        limit: The tightest of the slots' limits.
-        scale: What the gradients are still multiplied by, None for nothing.
-    """
-
-    gradients: list[torch.Tensor]
-    sites: list[Site]
-    limit: float
-    scale: Any
 
 
 class Gradients:
@@ -79,10 +61,9 @@ class Gradients:
         later = isinstance(every, int) and bool((rows.number + 1) % every)
         # Nothing depends on the answer before the update: the device goes on into it unread.
         later = later or (self._options.only_watches and not self._steps.ranks.joined)
-        slots = state.slots
-        written = None
+        slots, sites = state.slots, held.sites
+        by_norms = False
         if self._options.backward:
-            sites = held.sites
             kept = [i for i, grad in enumerate(gradients) if grad is not None]
             if len(kept) < len(gradients):
                 gradients, sites = [gradients[i] for i in kept], [sites[i] for i in kept]
@@ -95,11 +76,11 @@ class Gradients:
                 if by_ends or norms is None:
                     self._write_ends(state, rows, sites, gradients, norms)
                 else:
-                    written = Written(gradients, sites, held.limit, scale)
+                    by_norms = True
                     _write_norms(slots, rows, sites, norms)
         if not slots.deferred:
-            if written is not None:
-                for order, grad in self._confirm(rows, written):
+            if by_norms:
+                for order, grad in self._confirm(rows, gradients, sites, held.limit, scale):
                     self._steps.flag(state, rows, order, grad)
             if self._steps.tracker.judge.norms.on:
                 with state.aside():
@@ -110,20 +91,28 @@ class Gradients:
                     slots.read()
                 else:
                     self._steps.settle(state)
-                if written is not None:
-                    self._confirm(rows, written)
+                if by_norms:
+                    self._confirm(rows, gradients, sites, held.limit, scale)
                 if not skipped:
                     self._steps.tracker.judge.review(rows)
                     self._steps.tracker.judge.guard(rows)
 
-    def _confirm(self, rows: Step, written: Written) -> list[tuple[int, Any]]:
+    def _confirm(
+        self, rows: Step, gradients: list[Any], sites: list[Site], limit: float, scale: Any
+    ) -> list[tuple[int, Any]]:
         """Read the ends of the gradients that their norms do not clear; list those that are bad.
 
         The step can look at these as long as they are there.
+
+        Args:
+            rows: The step's rows.
+            gradients: What was read by norms.
+            sites: The slots.
+            limit: The tightest of the slots' limits.
+            scale: What the gradients are still multiplied by, None for nothing.
         """
         if rows.follows:
             return []
-        sites = written.sites
         last = len(rows.lo) - 1
         # What comes after may have been written by compiled graphs.
         while rows.sites[last] is not sites[-1]:
@@ -131,17 +120,17 @@ class Gradients:
         start = last + 1 - len(sites)
         sizes = rows.hi[start : start + len(sites)]
         # The sum bounds every norm, and carries NaN and Inf.
-        if sum(sizes) <= written.limit:
+        if sum(sizes) <= limit:
             return []
         found: list[tuple[int, Any]] = []
         open_ = [i for i, size in enumerate(sizes) if not size <= sites[i].limit]
         nan = next((i for i in open_ if math.isnan(sizes[i])), None)
         if nan is not None and self._steps.tracker.judge.is_corrupted(rows):
-            found = [(start + nan, written.gradients[nan])]  # one is enough to say so
+            found = [(start + nan, gradients[nan])]  # one is enough to say so
             open_ = []
-        values = {i: plain(written.gradients[i]) for i in open_}
+        values = {i: plain(gradients[i]) for i in open_}
         looked = {i: x for i, x in values.items() if x is not None}
-        factor = 1.0 if written.scale is None else 1.0 / float(written.scale)
+        factor = 1.0 if scale is None else 1.0 / float(scale)
         for (i, x), (lo, hi) in zip(looked.items(), all_ends(list(looked.values())), strict=True):
             order = start + i
             site = exact_site(self._monitor, sites[i])
@@ -150,7 +139,7 @@ class Gradients:
                 size = safe_norm(x, max(-lo, hi)) * factor
             rows.correct(order, lo * factor, hi * factor, site=site, norm=size)
             if not (-site.limit <= lo * factor and hi * factor <= site.limit):
-                found.append((order, written.gradients[i]))
+                found.append((order, gradients[i]))
         for order, grad in found:
             rows.keep(order, weakref.ref(grad))
         return found

@@ -13,7 +13,7 @@ import torch
 from anynan._readings.monitor import Monitor
 from anynan._readings.readings import Site
 from anynan.torch.call.models import Models
-from anynan.torch.read.probes import DTYPE_MAX
+from anynan.torch.read.slots import site_of
 
 _HALF = (torch.float16, torch.bfloat16)
 # So many updates back an optimizer that is gone may have spoilt a weight.
@@ -166,24 +166,12 @@ def norm_dtype(parameters: Iterable[torch.Tensor]) -> torch.dtype | None:
 
 def gradient_site(monitor: Monitor, name: str, p: torch.Tensor) -> Site:
     """Return the slot that holds the norm of a weight's gradient."""
-    return monitor.site(
-        name.rpartition(".")[0],
-        "backward",
-        f"grad of {name.rpartition('.')[2]}",
-        str(p.dtype).removeprefix("torch."),
-        DTYPE_MAX.get(p.dtype),
-        parameter=name,
-        bound=True,
-    )
+    layer, _, local = name.rpartition(".")
+    return site_of(monitor, layer, "backward", f"grad of {local}", p, name, bound=True)
 
 
 def exact_site(monitor: Monitor, site: Site) -> Site:
     """Return the slot that holds a gradient's ends instead of its norm."""
     return monitor.site(
-        site.layer,
-        site.phase,
-        site.tensor,
-        site.dtype,
-        site.dtype_max,
-        parameter=site.parameter,
+        site.layer, site.phase, site.tensor, site.dtype, site.dtype_max, parameter=site.parameter
     )

@@ -13,7 +13,8 @@ from anynan._readings.readings import Site
 from anynan.torch.call.models import Models
 from anynan.torch.call.rootcall import RootCall
 from anynan.torch.read.paths import clean_path, join
-from anynan.torch.read.probes import DTYPE_MAX, DTYPE_NAME, all_ends, measure, nonfinite, plain
+from anynan.torch.read.probes import DTYPE_NAME, all_ends, measure, nonfinite, plain
+from anynan.torch.read.slots import site_of
 from anynan.torch.weights.optimizers import Optimizers
 
 
@@ -40,23 +41,9 @@ class Weights:
         weights = {name for name, _ in self._models.parameters()}
         for name, x in self.all():
             if x.dtype in DTYPE_NAME:
-                site = self._monitor.site(
-                    name.rpartition(".")[0],
-                    "parameter",
-                    name.rpartition(".")[2],
-                    DTYPE_NAME[x.dtype],
-                    DTYPE_MAX[x.dtype],
-                    parameter=name,
-                    buffer=name not in weights,
-                )
-                yield site, x
-
-    def site(self, bad: BadParameter) -> Site:
-        """Give the slot of one that is bad at the start."""
-        return self._monitor.site(
-            bad.layer, "parameter", bad.name.rpartition(".")[2], bad.summary.dtype, None,
-            parameter=bad.name,
-        )  # fmt: skip
+                layer, _, local = name.rpartition(".")
+                buffer = name not in weights
+                yield site_of(self._monitor, layer, "parameter", local, x, name, buffer=buffer), x
 
     def is_bad(self, name: str) -> bool:
         """Tell whether one weight or buffer holds a NaN or an Inf now."""
