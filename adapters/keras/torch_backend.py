@@ -37,7 +37,8 @@ from anynan.torch.call.rootcall import RootCall
 from anynan.torch.call.state import State, StopReplay
 from anynan.torch.graphs.compiler import eager
 from anynan.torch.read.paths import join
-from anynan.torch.read.probes import DTYPE_MAX, DTYPE_NAME, nonfinite
+from anynan.torch.read.probes import DTYPE_NAME, nonfinite
+from anynan.torch.read.slots import site_of
 from anynan.torch.read.tensors import tensors
 from anynan.torch.session.model import ModelSession
 from anynan.torch.update.updates import Updates
@@ -250,8 +251,7 @@ class KerasSession(ModelSession):
     def _read_loss(self, state: State, name: str, value: torch.Tensor) -> None:
         rows = state.rows
         if rows is not None and rows.failed is None and value.dtype in DTYPE_NAME:
-            dtype, limit = DTYPE_NAME[value.dtype], DTYPE_MAX[value.dtype]
-            site = self.tracker.judge.monitor.site(None, "loss", name, dtype, limit)
+            site = site_of(self.tracker.judge.monitor, None, "loss", name, value)
             self.steps.write(state, rows, site, 0, value)
 
     # Updates.

@@ -130,7 +130,7 @@ def test_bad_values_that_come_to_no_harm_are_no_event(found: Found) -> None:
 
 def test_results_are_the_same_bit_for_bit(found: Found) -> None:
     seen = train(hidden, 5).state_dict()
-    noted.here().end()  # type: ignore[union-attr]
+    noted.of().end()  # type: ignore[union-attr]
     plain = train(hidden, 5).state_dict()
     assert all(torch.equal(x, plain[name]) for name, x in seen.items())
 
@@ -207,7 +207,7 @@ def test_compiled_code_is_compiled_as_without(found: Found, *, whole: bool) -> N
         )
 
     seen = run()
-    noted.here().end()  # type: ignore[union-attr]
+    noted.of().end()  # type: ignore[union-attr]
     assert seen == run()
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from anynan._arrays.arguments import bound
 from anynan._readings.patterns import choose
 from anynan.options import Options
 from anynan.torch.call.discovery import find_weights
@@ -169,9 +170,7 @@ class Models:
 def given(fn: Callable[..., Any], args: Any, kwargs: Any) -> list[tuple[str, Any]]:
     """Name what a model or a function is called with."""
     fn = original(fn)  # a compiled module's own forward names nothing
-    names = _argument_names(getattr(fn, "forward", fn))
-    named = [(names[i] if i < len(names) else f"args[{i}]", item) for i, item in enumerate(args)]
-    return [*named, *kwargs.items()]
+    return bound(_argument_names(getattr(fn, "forward", fn)), args, kwargs)
 
 
 def _argument_names(call: Callable[..., Any]) -> tuple[str, ...]:

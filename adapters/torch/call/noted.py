@@ -420,9 +420,7 @@ class Notes(FunctionMode):
     def begin(self, x: torch.Tensor) -> Pass:
         """Take up a tensor as a backward pass that begins with it would be."""
         self.hold(x)
-        found = Pass([(_ref(x), writes(x))], [None], self)
-        self.passes.append(found)
-        return found
+        return Pass([(_ref(x), writes(x))], [None], self)
 
     def taken(self) -> Iterator[Any]:
         """Walk what the operations since the last pass took, weakly."""

@@ -94,7 +94,7 @@ class Began:
         return found
 
 
-class Reached:
+class Reached(Reach):
     """Keep what a session's calls can reach.
 
     Args:
@@ -102,7 +102,7 @@ class Reached:
     """
 
     def __init__(self, fn: Callable[..., Any] | None) -> None:
-        self.reach = Reach(fn, KINDS)
+        super().__init__(fn, KINDS)
         self._buffers: list[Holder] = []
         self._models = -1
         # PyTorch traces a compiled function for what it finds in its cells.
@@ -115,14 +115,14 @@ class Reached:
             models: The models it runs.
             given: Its arguments by name.
         """
-        if self.reach.is_due() or self._models != len(models.hooked):
+        if self.is_due() or self._models != len(models.hooked):
             self._models = len(models.hooked)
             found = [
                 (name or "model", module)
                 for _, model in models.living()
                 for name, module in model.named_modules()
             ]
-            self.reach.search([weak(name, module) for name, module in found])
+            self.search([weak(name, module) for name, module in found])
             self._buffers = [
                 Holder(f"{path}.{name}", partial(_buffers, weakref.ref(module)), name)
                 for path, module in found
@@ -130,20 +130,20 @@ class Reached:
                 for name in buffers_of(module)
             ]
         plain = [(name, value) for name, value in given if type(value) is not torch.Tensor]
-        return Began(self.reach, self.reach.now(plain), self._buffers + self.reach.arrays)
+        return Began(self, self.now(plain), self._buffers + self.arrays)
 
     def lending(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Have iterators keep what the call takes from them."""
-        return self.reach.lending(args, kwargs) if self._lends else nullcontext((args, kwargs))
+        return super().lending(args, kwargs) if self._lends else nullcontext((args, kwargs))
 
     def hold(self) -> Callable[[], None]:
         """Note the present state; what is returned puts it back after a replay.
 
         Until then tensors and arrays are copies: the program's graph may have saved the originals.
         """
-        present = self.reach.now()
+        present = self.now()
         swapped, weights = [], []
-        for holder in self.reach.arrays:
+        for holder in self.arrays:
             x = holder.get()
             copied: Any = None
             if isinstance(x, np.ndarray):
@@ -171,7 +171,7 @@ def reached_by(*functions: Any) -> Reached:
     """Search now for what functions reach: what runs them again leaves that as it is."""
     reached = Reached(None)
     own = [x for x in functions if not isinstance(x, Hook)]
-    reached.reach.search([fixed("", x) for x in own])
+    reached.search([fixed("", x) for x in own])
     return reached
 
 

@@ -165,17 +165,16 @@ class Graphs:
             which = np.concatenate([outputs, gradients])
             columns = np.repeat([0, 2], [len(outputs), len(gradients)])
             limits = np.array([site.limit for site in sites])
-            plan = Plan(sites, len(outputs), (which, columns), limits, [0] * len(sites))
+            plan = Plan(sites, len(outputs), (which, columns), limits)
             board.plans[key] = plan
         rows, columns = plan.at
         return plan, values[rows, columns], values[rows, columns + 1]
 
     def _site(self, board: Board, i: int, phase: Any) -> Site:
         dtype = board.layers[i].dtype or torch.float32
-        return self._tracker.judge.monitor.site(
-            board.paths[i], phase, "output" if phase == "forward" else "grad",
-            DTYPE_NAME[dtype], DTYPE_MAX[dtype],
-        )  # fmt: skip
+        name = "output" if phase == "forward" else "grad"
+        site = self._tracker.judge.monitor.site
+        return site(board.paths[i], phase, name, DTYPE_NAME[dtype], DTYPE_MAX[dtype])
 
 
 def _device(module: torch.nn.Module) -> torch.device | None:

@@ -21,17 +21,17 @@ class Plan:
         forward: How many of them are outputs.
         at: Their rows and columns on the board.
         limits: Magnitudes at which they need judging.
-        calls: A zero for each.
     """
 
     sites: list[Site]
     forward: int
     at: tuple[np.ndarray, np.ndarray]
     limits: np.ndarray
-    calls: list[int]
 
-    def numbers(self, counts: dict[str, int]) -> list[int]:
-        """Number the calls that were the last ones, from 0."""
+    def numbers(self, counts: dict[str, int] | None) -> list[int]:
+        """Number the calls that were the last ones, from 0; without counts they were the first."""
+        if counts is None:
+            return [0] * len(self.sites)
         return [counts.get(site.layer or "", 1) - 1 for site in self.sites]
 
     def clean(self, lo: np.ndarray, hi: np.ndarray) -> bool:
@@ -54,7 +54,7 @@ class Plan:
             Whether they need judging.
         """
         start = len(rows.lo)
-        calls = self.numbers(state.calls) if again else self.calls
+        calls = self.numbers(state.calls if again else None)
         rows.extend(self.sites, calls, lo.tolist(), hi.tolist())
         between = start + self.forward
         if between < len(rows.lo):
@@ -95,7 +95,7 @@ class Late:
         rows = self.rows
         values = np.asarray(flat, np.float64).reshape(-1, 4)
         plan, lo, hi = self.plan(self.board, values)
-        calls = plan.calls if self.counts is None else plan.numbers(self.counts)
+        calls = plan.numbers(self.counts)
         others = rows.sites[rows.judged : self.end]
         calm = all(
             -site.limit <= low and high <= site.limit

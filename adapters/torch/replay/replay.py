@@ -395,7 +395,7 @@ class Replays:
         with ExitStack() as stack:
             stack.callback(watcher.restore)
             if self.reached is not None:
-                stack.enter_context(self.reached.reach.again())
+                stack.enter_context(self.reached.again())
             stack.enter_context(root.modes())
             stack.enter_context(eager())
             stack.enter_context(forward_hooks_apart(model for _, model in self._models.living()))

@@ -343,9 +343,7 @@ class Tails:
         if notes is None:
             return None
         for x in filter(nonfinite, given):
-            found = notes.begin(x)
-            notes.passes.pop()
-            replay = self._again(reading, found, "forward")
+            replay = self._again(reading, notes.begin(x), "forward")
             if replay is not None and replay.made:  # not tried: the model would have to go on
                 return replay
         return None
@@ -376,7 +374,6 @@ class Tails:
             if not nonfinite(p.grad):
                 continue
             found = notes.begin(p.grad)
-            notes.passes.pop()
             replay = self._again(reading, found, "gradient", remade=ended)
             if replay is not None and replay.made:
                 # What was remade is not kept for a trial.

@@ -1,6 +1,5 @@
 """The hooks on the layers of the watched models."""
 
-import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -38,8 +37,7 @@ class Layers:
         leave: Callable[..., None],
     ) -> None:
         self._models, self._steps = models, steps
-        # The hooks hold what they call; a circle here would put off the end of a session.
-        self._enter, self._leave = weakref.WeakMethod(enter), weakref.WeakMethod(leave)
+        self._enter, self._leave = enter, leave
         self._tracker, self._graphs = steps.tracker, steps.graphs
         self.handles: list[Any] = []
         self.grown = registered.count
@@ -143,16 +141,12 @@ class Layers:
             self._hook_exit(part)
 
     def _hook_entry(self, module: torch.nn.Module, path: str, *, first: bool = True) -> None:
-        enter = self._enter()
-        assert enter is not None  # the hooks that are there keep it
-        hook = RootHook(partial(enter, path=path))
+        hook = RootHook(partial(self._enter, path=path))
         handle = module.register_forward_pre_hook(hook, with_kwargs=True, prepend=first)
         self.handles.append(hook.on(handle))
 
     def _hook_exit(self, module: torch.nn.Module) -> None:
-        leave = self._leave()
-        assert leave is not None
-        hook = RootHook(leave)
+        hook = RootHook(self._leave)
         self.handles.append(hook.on(module.register_forward_hook(hook, always_call=True)))
 
 

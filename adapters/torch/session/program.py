@@ -248,6 +248,7 @@ class Watch:
     def _look(self, notes: Notes, x: torch.Tensor) -> Suspect:
         """Find out at once what led to it: it may be gone later."""
         program, found = self.program(), notes.begin(x)
+        notes.passes.append(found)
         reading = program.reading(x)
         try:
             return reading, x.detach(), program.tails.replay(None, reading, None)
