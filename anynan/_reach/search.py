@@ -9,7 +9,7 @@ import sys
 import types
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, KeysView
 from dataclasses import dataclass, field
 from functools import lru_cache
 from queue import SimpleQueue
@@ -32,6 +32,10 @@ CONTAINERS: tuple[Any, ...] = (OrderedDict, dict, list, set, deque)  # the narro
 GENERATORS: tuple[Any, ...] = (np.random.Generator, np.random.RandomState, random.Random)
 
 _WHOLE: Any = object()  # no key of the program's can be this
+_NAMING = {
+    "LOAD_GLOBAL": "reads", "LOAD_NAME": "reads", "STORE_GLOBAL": "writes",
+    "DELETE_GLOBAL": "writes", "STORE_ATTR": "stored",
+}  # fmt: skip
 
 
 class Holder:
@@ -500,23 +504,19 @@ def _is_own(kind: type) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def names(code: types.CodeType) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
-    """Name the globals that code reads, those it writes, and the attributes it sets."""
-    reads, writes, stored = set(), set(), set()
+def names(code: types.CodeType) -> tuple[KeysView[str], KeysView[str], KeysView[str]]:
+    """Name the globals that code reads, those it writes, and the attributes it sets, in order."""
+    found: dict[str, dict[str, None]] = {"reads": {}, "writes": {}, "stored": {}}
     for instruction in dis.get_instructions(code):
-        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-            reads.add(instruction.argval)
-        elif instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
-            writes.add(instruction.argval)
-        elif instruction.opname == "STORE_ATTR":
-            stored.add(instruction.argval)
+        kind = _NAMING.get(instruction.opname)
+        if kind is not None:
+            found[kind][instruction.argval] = None
+    reads, writes, stored = found.values()
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            inner = names(constant)
-            reads |= inner[0]
-            writes |= inner[1]
-            stored |= inner[2]
-    return frozenset(reads), frozenset(writes), frozenset(stored)
+            for mine, inner in zip((reads, writes, stored), names(constant), strict=True):
+                mine.update(dict.fromkeys(inner))
+    return reads.keys(), writes.keys(), stored.keys()
 
 
 @lru_cache(maxsize=1024)

@@ -1,6 +1,5 @@
 """Find the modules that a training-step function uses."""
 
-import dis
 import functools
 import random
 import types
@@ -12,6 +11,7 @@ import torch
 
 from anynan._arrays.arguments import positional
 from anynan._arrays.containers import stored
+from anynan._reach.search import names
 from anynan._steps.tracked import Handle, inside
 
 # Python objects whose attributes are their whole state.
@@ -31,9 +31,9 @@ def find_modules(fn: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> dic
     for name, value in _reachable(fn):
         _collect(found, name, value)
     # The object that a method belongs to has no name of its own.
-    names = ["" if name == "self" else name for name in positional(fn)]
+    given = ["" if name == "self" else name for name in positional(fn)]
     for i, value in enumerate(args):
-        _collect(found, names[i] if i < len(names) else f"arg{i}", value)
+        _collect(found, given[i] if i < len(given) else f"arg{i}", value)
     for name, value in (kwargs or {}).items():
         _collect(found, name, value)
     return _outermost(found)
@@ -154,7 +154,7 @@ def _reachable(fn: Any, depth: int = 0) -> Iterator[tuple[str, Any]]:
         yield name, value
         if isinstance(value, _FUNCTIONS):
             yield from _reachable(value, depth + 1)
-    for name in _globals(code):
+    for name in names(code)[0]:  # ``co_names`` lists attributes, too
         if name in func.__globals__:
             value = func.__globals__[name]
             yield name, value
@@ -164,20 +164,6 @@ def _reachable(fn: Any, depth: int = 0) -> Iterator[tuple[str, Any]]:
     for value in func.__defaults__ or ():
         yield "default", value
     yield from (func.__kwdefaults__ or {}).items()
-
-
-@functools.lru_cache(maxsize=1024)
-def _globals(code: types.CodeType) -> tuple[str, ...]:
-    """Name the globals that code reads; ``co_names`` lists attributes, too."""
-    found = [
-        instruction.argval
-        for instruction in dis.get_instructions(code)
-        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME")
-    ]
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            found += _globals(constant)
-    return tuple(found)
 
 
 def _is(value: Any, kind: Any) -> bool:
