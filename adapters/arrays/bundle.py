@@ -60,19 +60,13 @@ def _function(name: str) -> str:
     return f"np.{name}"
 
 
-def _dtype(name: str) -> str:
-    if not _DTYPE.fullmatch(name):
-        refuse("no dtype of NumPy's")
-    return f"np.dtype({name!r})"
-
-
 def _ready(dtype: str) -> str | None:
     if dtype.startswith("complex"):
         return f"x.view(np.{dtype})[..., 0]"
     return None
 
 
-DIALECT = Dialect("numpy", _HEAD, Words(_dtype), _function, _ready)
+DIALECT = Dialect("numpy", _HEAD, Words(_DTYPE, "np.dtype({!r})"), _function, _ready)
 
 
 def host(x: Any) -> np.ndarray[Any, Any]:

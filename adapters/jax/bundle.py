@@ -44,16 +44,10 @@ def _function(name: str) -> str:
     return f"{PLACES[place][1]}.{primitive}.bind"
 
 
-def _dtype(name: str) -> str:
-    if not _DTYPE.fullmatch(name):
-        refuse("no dtype of JAX's")
-    return f"jax.numpy.dtype({name!r})"
-
-
 DIALECT = Dialect(
     "jax",
     _HEAD,
-    Words(_dtype, _NAMES, {name: f"jax.lax.{name}" for name in _OBJECTS}),
+    Words(_DTYPE, "jax.numpy.dtype({!r})", _NAMES, {name: f"jax.lax.{name}" for name in _OBJECTS}),
     _function,
     of_numpy("jax.numpy.dtype({})"),
 )

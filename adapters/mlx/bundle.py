@@ -52,19 +52,13 @@ def _function(name: str) -> str:
     return f"mx.{plain}" if plain == name else f"functools.partial(slope, mx.{plain})"
 
 
-def _dtype(name: str) -> str:
-    if not _DTYPE.fullmatch(name):
-        refuse("no dtype of MLX's")
-    return f"mx.{name}"
-
-
 def _ready(dtype: str) -> str:
     if dtype == "bfloat16":
         return "mx.array(x).view(mx.bfloat16)"
     return f"mx.array(x{'.view(np.complex64)[..., 0]' if dtype == 'complex64' else ''}, mx.{dtype})"
 
 
-DIALECT = Dialect("mlx", _HEAD, Words(_dtype), _function, _ready)
+DIALECT = Dialect("mlx", _HEAD, Words(_DTYPE, "mx.{}"), _function, _ready)
 
 
 def host(x: Any) -> Any:

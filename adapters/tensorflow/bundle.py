@@ -32,12 +32,5 @@ def _function(name: str) -> str:
     return f"tf.raw_ops.{name}"
 
 
-def _dtype(name: str) -> str:
-    if not _DTYPE.fullmatch(name):
-        refuse("no dtype of TensorFlow's")
-    return f"tf.{name}"
-
-
-DIALECT = Dialect(
-    "tensorflow", _HEAD, Words(_dtype), _function, of_numpy("tf.as_dtype({}).as_numpy_dtype")
-)
+_READY = of_numpy("tf.as_dtype({}).as_numpy_dtype")
+DIALECT = Dialect("tensorflow", _HEAD, Words(_DTYPE, "tf.{}"), _function, _READY)

@@ -49,12 +49,6 @@ def _function(name: str) -> str:
     return f"torch.ops.{name}"
 
 
-def _dtype(name: str) -> str:
-    if not _DTYPE.fullmatch(name):
-        refuse("no dtype of PyTorch's")
-    return f"torch.{name}"
-
-
 def _ready(dtype: str) -> str | None:
     return "torch.view_as_complex(x)" if dtype.startswith("complex") else None
 
@@ -75,6 +69,5 @@ def _gradient(result: str, of: list[str], incoming: list[str | None]) -> list[st
     ]
 
 
-DIALECT = Dialect(
-    "torch", _HEAD, Words(_dtype, _NAMES), _function, _ready, bits=False, gradient=_gradient
-)
+_WORDS = Words(_DTYPE, "torch.{}", _NAMES)
+DIALECT = Dialect("torch", _HEAD, _WORDS, _function, _ready, bits=False, gradient=_gradient)

@@ -118,12 +118,14 @@ class Words:
     """Name what a framework's values are in code.
 
     Attributes:
-        dtype: Gives the code of a dtype.
+        dtypes: What names of dtypes are like.
+        dtype: Code of one, with ``{}`` for its name.
         names: Code of constants.
         objects: Code of what makes small objects.
     """
 
-    dtype: Callable[[str], str]
+    dtypes: re.Pattern[str]
+    dtype: str
     names: dict[str, str] = field(default_factory=dict)
     objects: dict[str, str] = field(default_factory=dict)
 
@@ -180,8 +182,8 @@ class Coder:
             return inner
         if kind == "float" and inner in _SPECIAL:
             return f"float({inner!r})"
-        if kind == "dtype":
-            return self._words.dtype(inner)
+        if kind == "dtype" and self._words.dtypes.fullmatch(inner):
+            return self._words.dtype.format(inner)
         if kind == "name" and inner in self._words.names:
             return self._words.names[inner]
         msg = f"an argument names {_short(inner)}, which is not known"
