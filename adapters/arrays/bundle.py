@@ -90,15 +90,10 @@ def call_of(
     Raises:
         UnwritableError: If no function of NumPy's gives the same.
     """
-
-    def value(label: str, given: Any) -> Any:
-        return operands.value(
-            label, given, lambda x: isinstance(x, np.ndarray | np.generic), _other
-        )
-
-    labels = ["x"] if len(args) == 1 else [f"x{i + 1}" for i in range(len(args))]
-    arguments = [value(label, given) for label, given in zip(labels, args, strict=True)]
-    keywords = {key: value(key, given) for key, given in kwargs.items() if given is not None}
+    named = {key: given for key, given in kwargs.items() if given is not None}
+    arguments, keywords = operands.values(
+        args, named, lambda x: isinstance(x, np.ndarray | np.generic), _other
+    )
     short = raw.rpartition(".")[2]
     for known in dict.fromkeys((short, f"linalg.{short}", name, _NUMPYS.get(name, name))):
         if known in _FUNCTIONS and _gives(known, args, kwargs, seen):
@@ -122,5 +117,4 @@ def _gives(name: str, args: Any, kwargs: Any, seen: Summary | None) -> bool:
 def _other(x: Any) -> Any:
     if isinstance(x, np.dtype) or (isinstance(x, type) and issubclass(x, np.generic)):
         return {"dtype": np.dtype(x).name}
-    msg = f"an argument is a {type(x).__name__}"
-    raise UnwritableError(msg)
+    return None

@@ -80,13 +80,8 @@ def call_of(op: Operation, operands: Operands) -> Call:
     if function not in _FUNCTIONS:
         msg = f"{raw} is no function of mlx.core"
         raise UnwritableError(msg)
-
-    def value(label: str, given: Any) -> Any:
-        return operands.value(label, given, lambda x: isinstance(x, mx.array), _other)
-
-    labels = ["x"] if len(args) == 1 else [f"x{i + 1}" for i in range(len(args))]
-    arguments = [value(label, given) for label, given in zip(labels, args, strict=True)]
-    keywords = {key: value(key, x) for key, x in kwargs.items() if key != "stream"}
+    named = {key: x for key, x in kwargs.items() if key != "stream"}
+    arguments, keywords = operands.values(args, named, _is_array, _other)
     if op.of is None:
         return Call([Line("result", function, arguments, keywords)], "result")
     incoming = [x for label, x in op.given if label.startswith("grad")]
@@ -95,7 +90,8 @@ def call_of(op: Operation, operands: Operands) -> Call:
     if len(incoming) != 1 or at >= len(whole) or len(whole) != len(op.outputs):
         msg = f"a gradient of {raw} with several results, or of some of its operands"
         raise UnwritableError(msg)
-    keywords |= {"incoming": value("grad", incoming[0]), "of": at}
+    grad = operands.value("grad", incoming[0], _is_array, _other)
+    keywords |= {"incoming": grad, "of": at}
     return Call([Line("result", f"{function}.vjp", arguments, keywords)], "result")
 
 
@@ -111,8 +107,9 @@ def take_call(into: Collector, root: Root, names: tuple[str, ...]) -> None:
         into.add("weights", weight.name, weight.array, host)
 
 
+def _is_array(x: Any) -> bool:
+    return isinstance(x, mx.array)
+
+
 def _other(x: Any) -> Any:
-    if isinstance(x, mx.Dtype):
-        return {"dtype": str(x).rpartition(".")[2]}
-    msg = f"an argument is a {type(x).__name__}"
-    raise UnwritableError(msg)
+    return {"dtype": str(x).rpartition(".")[2]} if isinstance(x, mx.Dtype) else None

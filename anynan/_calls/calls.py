@@ -93,7 +93,7 @@ def encoded(value: Any, other: Callable[[Any], Any]) -> Any:
 
     Args:
         value: The argument.
-        other: Gives what is none of Python's own: operands, dtypes, constants.
+        other: Gives what is none of Python's own: operands, dtypes, constants; None for all else.
 
     Raises:
         UnwritableError: If there is no such form.
@@ -110,7 +110,11 @@ def encoded(value: Any, other: Callable[[Any], Any]) -> Any:
         return [encoded(item, other) for item in value]
     if type(value) is tuple:
         return {"tuple": [encoded(item, other) for item in value]}
-    return other(value)
+    found = other(value)
+    if found is None:
+        msg = f"an argument is a {type(value).__name__}"
+        raise UnwritableError(msg)
+    return found
 
 
 @dataclass(frozen=True)

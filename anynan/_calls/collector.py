@@ -1,6 +1,6 @@
 """What goes into a bundle: taken in a second run, of one operation alone, within a limit."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -58,6 +58,15 @@ class Operands:
     ) -> Any:
         """Give an argument as a value, its arrays by name."""
         return encoded(value, lambda x: self.ref(name, x) if is_array(x) else other(x))
+
+    def values(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], is_array: Callable[[Any], bool],
+        other: Callable[[Any], Any],
+    ) -> tuple[list[Any], dict[str, Any]]:  # fmt: skip
+        """Give a call's arguments as values; arrays without a name are ``x``, or ``x1``, ``x2``."""
+        labels = ["x"] if len(args) == 1 else [f"x{i + 1}" for i in range(len(args))]
+        given = [self.value(name, x, is_array, other) for name, x in zip(labels, args, strict=True)]
+        return given, {key: self.value(key, x, is_array, other) for key, x in kwargs.items()}
 
 
 class Collector:

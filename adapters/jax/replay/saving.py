@@ -96,5 +96,4 @@ def _other(value: Any) -> Any:
         return encoded(value.item(), _other)
     if isinstance(value, np.dtype) or (isinstance(value, type) and hasattr(value, "dtype")):
         return {"dtype": np.dtype(value).name}
-    msg = f"an argument of it is a {type(value).__name__}"
-    raise UnwritableError(msg)
+    return None

@@ -89,7 +89,4 @@ def _other(value: Any) -> Any:
         return {"dtype": value.name}
     if isinstance(value, tf.TensorShape) and value.is_fully_defined():
         return value.as_list()
-    if isinstance(value, bytes):
-        return encoded(value.decode(), _other)
-    msg = f"an attribute of it is a {type(value).__name__}"
-    raise UnwritableError(msg)
+    return encoded(value.decode(), _other) if isinstance(value, bytes) else None

@@ -138,7 +138,4 @@ def _other(value: Any) -> Any:
         return {"name": "device"}
     if isinstance(value, _OWN):
         return {"name": str(value)}
-    if isinstance(value, torch.SymInt):
-        return int(value)
-    msg = f"an argument is a {type(value).__name__}"
-    raise UnwritableError(msg)
+    return int(value) if isinstance(value, torch.SymInt) else None
