@@ -312,12 +312,6 @@ class ToyAdapter(BaseAdapter):
             if layer.weight is not None and not np.isfinite(layer.weight).all()
         ]  # fmt: skip
 
-    def bad_rows(self, value: Any) -> tuple[int, ...]:
-        if value is None or value.ndim == 0:
-            return ()
-        bad = ~np.isfinite(value).reshape(len(value), -1).all(1)
-        return tuple(np.flatnonzero(bad).tolist())
-
     def loss_scale(self) -> float | None:
         return self.scale
 

@@ -20,7 +20,6 @@ from anynan._reach.messages import REPLAY_STOPPED
 from anynan._readings.readings import Reading
 from anynan._readings.step import Step
 from anynan._steps.framework import EVERY_OPERATION, Escalation
-from anynan._steps.loaders import bad_rows
 from anynan._steps.tracked import Tracked
 from anynan.arrays.again import Call, attempt, bundled
 from anynan.arrays.bundle import DIALECT
@@ -148,10 +147,6 @@ class ArraySession(Calls):
     def measure(self, value: Any) -> Summary:
         """Summarise an array."""
         return measure(value)
-
-    def bad_rows(self, value: Any) -> tuple[int, ...]:
-        """List the rows of a bad argument that are bad."""
-        return bad_rows(value)
 
     # One call.
 

@@ -70,12 +70,5 @@ class Reader:
         """Bring an array to the host, in a dtype that NumPy has."""
         return np.array(x.astype(mx.float32) if x.dtype == mx.bfloat16 else x)
 
-    def bad_rows(self, x: Any, /) -> tuple[int, ...]:
-        """List the rows of a batch that hold a NaN or an Inf."""
-        if not is_float(x) or not x.ndim or not x.size:
-            return ()
-        bad = ~np.isfinite(self.on_host(x)).reshape(x.shape[0], -1).all(1)
-        return tuple(np.flatnonzero(bad).tolist())
-
 
 READER = Reader()

@@ -13,6 +13,7 @@ from anynan._diagnosis.lineage import Replay
 from anynan._diagnosis.rules.repair import Repair
 from anynan._diagnosis.trials import Attempt
 from anynan._readings.readings import Reading
+from anynan._steps.loaders import bad_rows
 from anynan._steps.messages import UNMEASURED
 from anynan.errors import reason
 from anynan.options import Options
@@ -53,7 +54,7 @@ class Framework:
         options: What the user asked for.
         in_order: Whether gradients are read in the order in which they are made.
         sees_training: Whether what trains can be told from what does not.
-        probes: Has ``measure`` and ``bad_rows`` for the framework's arrays: a module.
+        probes: Has ``measure`` for the framework's arrays: a module.
     """
 
     backend: str
@@ -206,7 +207,7 @@ class Framework:
 
     def bad_rows(self, value: Any) -> tuple[int, ...]:
         """List the rows of a bad input batch that are bad."""
-        return () if self.probes is None else tuple(self.probes.bad_rows(value))
+        return bad_rows(value)
 
     def computed(self, value: Any) -> Sequence[str]:  # noqa: ARG002  an adapter's own looks at it
         """Say that an input is no data as it was loaded, where the array itself tells."""

@@ -5,7 +5,6 @@ import os
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
 from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
@@ -47,7 +46,6 @@ _REMADE = (
     "anynan.watch() the loader that comes of it"
 )
 MAX_EVENTS = 10_000
-MAX_ROWS = 1000
 
 
 class Watched(Generic[T]):
@@ -174,21 +172,21 @@ def watch(
 
 
 def bad_rows(value: Any) -> tuple[int, ...]:
-    """List the first rows of an array of any library that hold a NaN or an Inf."""
-    shape = getattr(value, "shape", ())
-    if not shape or is_chunked(value):
-        return ()
+    """List the rows of an array of any library that hold a NaN or an Inf."""
     try:
+        shape = getattr(value, "shape", ())
+        if not shape or is_chunked(value):
+            return ()
         held = plain(value)
         if tuple(held.shape) != tuple(shape):  # the stored elements of a sparse array
             return ()
         view = on_host(held)
         if view is not None:
-            return tuple(islice(_rows(view), MAX_ROWS))
+            return tuple(_rows(view))
         xp = namespace(value)
         flags = ~xp.isfinite(detached(value))
         flags = xp.any(xp.reshape(flags, (shape[0], -1)), axis=1)
-        return tuple(np.flatnonzero(to_host(flags))[:MAX_ROWS].tolist())
+        return tuple(np.flatnonzero(to_host(flags)).tolist())
     except REFUSALS:
         return ()
 
@@ -197,6 +195,8 @@ def _rows(view: np.ndarray[Any, Any]) -> Iterator[int]:
     many = max(1, BLOCK // max(1, view[:1].size))
     for start in range(0, len(view), many):
         block = view[start : start + many]
+        if block.dtype.kind == "V" and block.dtype.names is None:  # a float that NumPy has not
+            block = block.astype(np.float32)
         if block.dtype.char in "efdgFDG":
             bad = ~np.isfinite(np.ma.getdata(block)) & ~np.ma.getmaskarray(block)
             yield from (start + np.flatnonzero(bad.reshape(len(block), -1).any(axis=1))).tolist()

@@ -225,14 +225,3 @@ def holds_nan(x: Any) -> bool:
     """Tell whether an array holds a NaN."""
     host = on_host(x)
     return bool((host != host).any())
-
-
-def bad_rows(x: Any) -> tuple[int, ...]:
-    """List the rows of a batch that hold a NaN or an Inf."""
-    if x is None or not checkable(x) or not x.shape:
-        return ()
-    values = on_host(x)
-    if not np.issubdtype(values.dtype, np.inexact):  # bfloat16 and smaller are no NumPy floats
-        values = values.astype(np.float32)
-    bad = ~np.isfinite(values)
-    return tuple(np.flatnonzero(bad.reshape(len(bad), -1).any(1)).tolist())

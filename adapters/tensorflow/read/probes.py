@@ -74,14 +74,6 @@ def kind(x: Any) -> Any:
     return "posinf" if (x == np.inf).any() else "neginf" if (x == -np.inf).any() else None
 
 
-def bad_rows(x: Any) -> tuple[int, ...]:
-    """List the rows of a batch that hold a NaN or an Inf."""
-    if x is None or not np.ndim(on_host(x)):
-        return ()
-    bad = ~np.isfinite(_plain(on_host(x)))
-    return tuple(np.flatnonzero(bad.reshape(len(bad), -1).any(1)).tolist())
-
-
 def _plain(x: Any) -> Any:
     if not isinstance(x, np.ndarray):
         x = np.asarray(x)

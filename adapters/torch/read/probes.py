@@ -313,17 +313,6 @@ def _measure_there(x: torch.Tensor) -> Summary:
     return tally.summary(tuple(x.shape), DTYPE_NAME[x.dtype], str(x.device), first)
 
 
-def bad_rows(x: Any) -> tuple[int, ...]:
-    """List the rows of a batch that hold a NaN or an Inf."""
-    if x is None or plain(x) is None or not x.dim():
-        return ()
-    local = x.to_local() if hasattr(x, "to_local") else x.detach()
-    if local.layout is not torch.strided:
-        return ()
-    bad = ~torch.isfinite(local.float() if local.element_size() == 1 else local)
-    return tuple(bad.reshape(local.shape[0], -1).any(1).nonzero()[:, 0].tolist())
-
-
 def _wide(x: torch.Tensor) -> torch.Tensor:
     return x if x.dtype in NATIVE else x.to(torch.float32)
 

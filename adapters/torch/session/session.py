@@ -27,7 +27,7 @@ from anynan.torch.call.threads import Threads
 from anynan.torch.distributed.ranks import Ranks
 from anynan.torch.graphs.graphs import Graphs
 from anynan.torch.read import probes
-from anynan.torch.read.probes import DTYPE_NAME, same_memory
+from anynan.torch.read.probes import DTYPE_NAME, FLOAT8, local, same_memory
 from anynan.torch.read.slots import site_of
 from anynan.torch.replay.collectives import world
 from anynan.torch.replay.names import node_name
@@ -256,6 +256,11 @@ class Session(BaseAdapter):
     def memory(self, value: Any) -> Callable[[Any], bool] | None:
         """Tell whether another tensor is of the same storage: detached, a view."""
         return same_memory(value)
+
+    def bad_rows(self, value: Any) -> tuple[int, ...]:
+        """List the rows of a bad input that are bad; of a shard those of this rank."""
+        held = local(value)
+        return super().bad_rows(held.float() if getattr(held, "dtype", None) in FLOAT8 else held)
 
     def computed(self, value: Any) -> Sequence[str]:
         """Tell an input that has a graph: operations before the call made it."""
