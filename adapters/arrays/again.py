@@ -32,7 +32,8 @@ from anynan.arrays.bundle import host
 from anynan.arrays.calls import Calls
 from anynan.arrays.live import LiveTape
 from anynan.arrays.names import canonical, named, params
-from anynan.arrays.records import is_finite, light
+from anynan.arrays.records import is_finite
+from anynan._diagnosis.operands import light
 from anynan.arrays.tape import Tape, given
 from anynan.arrays.trackable import copied, is_array
 

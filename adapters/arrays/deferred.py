@@ -27,7 +27,8 @@ from anynan._diagnosis.records import Builder, Given, Origin
 from anynan._readings.policy import reading_kind
 from anynan.arrays.names import is_number
 from anynan.arrays.operations import ArrayOp
-from anynan.arrays.records import blank, flagged, measure
+from anynan.arrays.records import measure
+from anynan._diagnosis.operands import blank, flagged
 from anynan.arrays.tape import Tape
 from anynan.arrays.trackable import is_array
 from anynan.arrays.tracked import TrackedArray, is_tracked

@@ -25,7 +25,8 @@ from anynan.arrays.errorlog import ErrorLog
 from anynan.arrays.messages import OUT_OF_SIGHT
 from anynan.arrays.names import is_number
 from anynan.arrays.operations import ArrayOp
-from anynan.arrays.records import blank, is_finite, light
+from anynan.arrays.records import is_finite
+from anynan._diagnosis.operands import blank, light
 from anynan.arrays.tape import Tape, Watching
 from anynan.arrays.tracked import CLEAN, UNKNOWN, TrackedArray, is_tracked
 from anynan.events import Event, Kind, Phase

@@ -53,7 +53,6 @@ class Reader:
     """Read MLX's arrays now."""
 
     measure = staticmethod(records.measure)
-    light = staticmethod(records.light)
 
     def is_finite(self, x: Any, /) -> bool:
         """Tell whether an array is finite."""

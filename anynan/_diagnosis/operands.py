@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from anynan._arrays.access import BLOCK, type_name
+from anynan._arrays.access import BLOCK, device_name, dtype_name, type_name
+from anynan._arrays.probe import probe
 from anynan._base.summary import Summary
 from anynan._diagnosis.lineage import Operand
 
@@ -66,6 +67,36 @@ def at_broadcast(
     if any(size not in (1, whole) for size, whole in zip(own, shape[start:], strict=True)):
         return None
     return at(array, tuple(0 if size == 1 else index[start + i] for i, size in enumerate(own)))
+
+
+def blank(x: Any) -> Summary:
+    """Summarise an array without a look at its elements."""
+    shape = tuple(np.shape(x))
+    size = 0 if any(length != length for length in shape) else math.prod(shape)
+    return Summary(shape, dtype_name(x), device_name(x), size)
+
+
+def light(x: Any) -> Summary:
+    """Summarise by flags only: which kinds are there, not how many."""
+    try:
+        span = probe(x)
+    except Exception:  # noqa: BLE001  it is told where it is read
+        span = None
+    return blank(x) if span is None else flagged(blank(x), *span)
+
+
+def flagged(blank: Summary, lo: float, hi: float) -> Summary:
+    """Add to a summary what an array's two ends tell."""
+    finite = math.isfinite(lo) and math.isfinite(hi)
+    return replace(
+        blank,
+        nan=int(lo != lo),
+        posinf=int(hi == math.inf),
+        neginf=int(lo == -math.inf),
+        min=lo if math.isfinite(lo) else None,
+        max=hi if math.isfinite(hi) else None,
+        absmax=max(abs(lo), abs(hi)) if finite else None,
+    )
 
 
 def at_first_nan(summary: Summary, view: np.ndarray | None) -> Summary:

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from anynan._base.summary import Summary
 from anynan._diagnosis.agreement import CheckedPoint
 from anynan._diagnosis.lineage import OpRecord, Replay, Sink
+from anynan._diagnosis.operands import light
 from anynan._diagnosis.records import SOFTMAX, Builder, Given, Origin, add_masked_rows, makers
 from anynan._readings.policy import reading_kind
 from anynan._trace.op import Key, LinkedOp, Op
@@ -35,10 +36,6 @@ class Arrays(Protocol):
 
     def measure(self, x: Any, /) -> Summary:
         """Summarise an array, pointing at its first NaN if it holds one."""
-        ...
-
-    def light(self, x: Any, /) -> Summary:
-        """Summarise an array by its ends alone."""
         ...
 
     def on_host(self, x: Any, /) -> Any:
@@ -112,7 +109,7 @@ class BaseRecorder:
         )  # fmt: skip
         self._link(op, record)
         builder = Builder(self._arrays.measure, self._origin, self.tell)
-        held = Given("result", result, self._arrays.light(result))
+        held = Given("result", result, light(result))
         given = self._taken(op)
         look = builder.fresh(record, held, given)
         builder.describe(
@@ -245,7 +242,7 @@ class Recorder(BaseRecorder):
                 key = "gradient", op.of.results[int(label[4:] or 0)]
             else:
                 key = op.of.results[0] if label == "result" else op.of.operands.get(label)
-        return Given(label, x, self._arrays.light(x), key)
+        return Given(label, x, light(x), key)
 
     def _origin(self, given: Given, record: OpRecord) -> Origin:  # noqa: ARG002
         key: Key = given.key or ("", "")

@@ -331,24 +331,6 @@ EXTRA: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-def light(x: torch.Tensor) -> Summary:
-    """Summarise by flags only: which kinds are there, not how many."""
-    values = plain(x)
-    shape, dtype = tuple(x.shape), str(x.dtype).removeprefix("torch.")
-    if values is None:
-        return Summary(shape, dtype, str(x.device), int(x.numel()))
-    low, high = read_ends(values)
-    return Summary(
-        shape, dtype, str(x.device), int(x.numel()),
-        nan=int(low != low),
-        posinf=int(high == math.inf),
-        neginf=int(low == -math.inf),
-        min=low if math.isfinite(low) else None,
-        max=high if math.isfinite(high) else None,
-        absmax=max(abs(low), abs(high)) if math.isfinite(low) and math.isfinite(high) else None,
-    )  # fmt: skip
-
-
 def measure_bad(x: torch.Tensor) -> Summary:
     """Summarise a bad result, and point at its first NaN where it holds an Inf before that."""
     summary = measure(x)
@@ -365,7 +347,6 @@ class Reader:
     """Read tensors natively: for ``anynan.check`` and ``summarize``, and for records."""
 
     measure = staticmethod(measure_bad)
-    light = staticmethod(light)
     on_host = staticmethod(on_host)
 
     def owns(self, x: Any) -> bool:

@@ -12,12 +12,13 @@ from typing import Any
 import torch
 
 from anynan._diagnosis.lineage import OpRecord
+from anynan._diagnosis.operands import light
 from anynan._diagnosis.records import Given, before, makers
 from anynan._trace.op import Op, RerunError
 from anynan.errors import reason
 from anynan.events import Source
 from anynan.torch.private import arguments_of, functional, nodes_before, tree_map
-from anynan.torch.read.probes import light, local, plain
+from anynan.torch.read.probes import local, plain
 from anynan.torch.replay.names import canonical, node_name
 
 _KEEP = (
