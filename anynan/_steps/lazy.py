@@ -10,7 +10,8 @@ import math
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from contextlib import suppress
+from typing import Any, NamedTuple
 
 from anynan._arrays.containers import leaves
 from anynan._base.context import expectations
@@ -24,18 +25,6 @@ from anynan._steps.adapter import BaseAdapter
 from anynan._steps.messages import STEPS_UNSEEN
 from anynan.errors import AnomalyError, reason
 from anynan.events import Phase
-
-
-class Again(Protocol):
-    """Say what is asked of a second run."""
-
-    def replay(self) -> Replay:
-        """Give what was seen."""
-        ...
-
-    def attempt(self) -> Attempt | None:
-        """Give what came of repairs, None if they did not take their place."""
-        ...
 
 
 class Waiting(NamedTuple):
@@ -127,8 +116,8 @@ class LazyAdapter(BaseAdapter):
         """Write what a tracked function returned."""
         raise NotImplementedError
 
-    def run_again(self, root: Any, reading: Reading | None, repairs: Sequence[Repair]) -> Again:
-        """Run a step again, and leave no trace.
+    def run_again(self, root: Any, reading: Reading | None, repairs: Sequence[Repair]) -> Any:
+        """Run a step again, and leave no trace; ``replay`` and ``attempt`` of it say what was seen.
 
         Raises:
             ReplayError: If it cannot be.
@@ -275,16 +264,17 @@ class LazyAdapter(BaseAdapter):
         Raises:
             ReplayError: If its call is not known.
         """
-        return self._again(reading).replay()
+        seen: Replay = self._again(reading).replay()
+        return seen
 
     def attempt(self, reading: Reading, repairs: Sequence[Repair]) -> Attempt | None:
         """Run the step again to its end, with operations repaired."""
-        try:
-            return self._again(reading, repairs).attempt()
-        except Exception:  # noqa: BLE001  then nothing is told of it
-            return None
+        found: Attempt | None = None
+        with suppress(Exception):  # then nothing is told of it
+            found = self._again(reading, repairs).attempt()
+        return found
 
-    def _again(self, reading: Reading | None, repairs: Sequence[Repair] = ()) -> Again:
+    def _again(self, reading: Reading | None, repairs: Sequence[Repair] = ()) -> Any:
         if self.local.root is None:
             msg = "the step was over when it was read, so it cannot be run again"
             raise ReplayError(msg)
