@@ -97,6 +97,8 @@ class _Handle:
 class Hook:
     """Be dropped from copies and files: a model that was copied or loaded is not tracked."""
 
+    # PyTorch need not warn that a tensor is saved without it.
+    __torch_unserializable__ = True
     __slots__ = ()
 
     def on(self, handle: Any) -> _Handle:

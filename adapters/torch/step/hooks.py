@@ -15,7 +15,7 @@ from anynan.torch.call.state import State
 from anynan.torch.graphs.compiler import run_outside
 from anynan.torch.graphs.fixed import Layer
 from anynan.torch.private import PROXY, hook_last, is_tracing, mode, own_hooks, task, version
-from anynan.torch.read.hooks import Hook
+from anynan.torch.read.hooks import CallHook, Hook
 from anynan.torch.read.probes import DTYPE_MAX, DTYPE_NAME, measure, nonfinite, plain
 from anynan.torch.read.tensors import tensors
 from anynan.torch.read.transforms import capturing, say_traced, say_unseen
@@ -32,8 +32,6 @@ _expectations = context._expected.get
 class GradHook(Hook):
     """Read the gradient that arrives at one output. It must never hold that output."""
 
-    # PyTorch need not warn that a tensor is saved without it.
-    __torch_unserializable__ = True
     __slots__ = ("call", "expected", "root", "site", "state", "steps")
 
     def __init__(
@@ -74,7 +72,6 @@ class GradHook(Hook):
 class WeightHook(Hook):
     """Read the gradients that come to a weight which no known optimizer takes."""
 
-    __torch_unserializable__ = True
     __slots__ = ("site", "steps")
 
     def __init__(self, steps: Steps, site: Site) -> None:
@@ -127,7 +124,6 @@ class KeepGradHook(Hook):
     Before that the loss is read, where no step of a function gives it.
     """
 
-    __torch_unserializable__ = True
     __slots__ = ("alive", "index", "root", "state", "steps")
 
     def __init__(
@@ -288,24 +284,17 @@ class ForwardHook(Hook):
         return pair
 
 
-class RootHook(Hook):
-    """Tell the session that a root call begins, or that it ends, also when it raised.
+class RootHook(CallHook):
+    """Tell the session that a root call begins, or that it ends, also when it raised."""
 
-    Args:
-        tell: Called with the module and what the hook is given.
-    """
+    __slots__ = ()
 
-    __slots__ = ("tell",)
-
-    def __init__(self, tell: Callable[..., None]) -> None:
-        self.tell = tell
-
-    def __call__(self, module: torch.nn.Module, *given: Any) -> None:
+    def __call__(self, *given: Any) -> None:
         """Hand over to the session."""
         if _is_dynamo() or _compiler._is_compiling_flag or is_tracing() or mode(PROXY) is not None:
             return
         if not capturing():
-            self.tell(module, *given)
+            self.function(*given)
 
 
 run_outside(
