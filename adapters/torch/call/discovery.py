@@ -65,10 +65,14 @@ def find_state(fn: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in _reachable(fn):
         for path, item in _spread(name, value):
-            stateful = hasattr(item, "state_dict") and hasattr(item, "load_state_dict")
-            if stateful or isinstance(item, (*GENERATORS, Handle)):
+            if is_stateful(item) or isinstance(item, (*GENERATORS, Handle)):
                 found.setdefault(path, item)
     return found
+
+
+def is_stateful(item: Any) -> bool:
+    """Tell whether an object gives its state and takes it."""
+    return hasattr(item, "state_dict") and hasattr(item, "load_state_dict")
 
 
 def find_weights(fn: Any) -> dict[str, torch.Tensor]:

@@ -8,7 +8,7 @@ import torch
 
 from anynan._base.threads import busy_threads
 from anynan._reach.kept import Undo, assign, attempt, container_state, generator_state
-from anynan.torch.call.discovery import GENERATORS, find_state, find_weights
+from anynan.torch.call.discovery import GENERATORS, OPEN, find_state, find_weights
 from anynan.torch.call.models import Models
 from anynan.torch.call.randomstate import RandomState
 from anynan.torch.call.reached import Reached, reached_by_layers
@@ -194,14 +194,10 @@ def _stateful(
     models: Models, roots: list[RootCall], scaler: torch.amp.GradScaler | None
 ) -> Iterable[tuple[str, Any]]:
     """Walk the optimizers, schedulers, scalers and generators that a step reaches, once each."""
-    kinds = (
-        torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler,
-        *GENERATORS,
-    )  # fmt: skip
     found: dict[int, tuple[str, Any]] = {}
     for root in roots:
         for name, item in find_state(root.fn).items():
-            if isinstance(item, kinds):
+            if isinstance(item, (*OPEN, *GENERATORS)):
                 found.setdefault(id(item), (name, item))
     for optimizer in list(models.stepped):
         found.setdefault(id(optimizer), (type(optimizer).__name__, optimizer))

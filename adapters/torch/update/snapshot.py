@@ -19,6 +19,7 @@ from anynan.torch.call.discovery import (
     find_modules,
     find_state,
     find_weights,
+    is_stateful,
 )  # fmt: skip
 from anynan.torch.call.randomstate import RandomState
 from anynan.torch.private import set_version, storage_number, version
@@ -54,14 +55,10 @@ def _models(fn: Any) -> list[torch.nn.Module]:
     return [item for item in found if isinstance(item, torch.nn.Module)]
 
 
-def _is_stateful(item: Any) -> bool:
-    return hasattr(item, "state_dict") and hasattr(item, "load_state_dict")
-
-
 def stateful_objects(fn: Any, batches: Any, state: list[Any] | None) -> list[Any]:
     """List everything whose state a run may change."""
     for item in state or ():
-        if not _is_stateful(item):
+        if not is_stateful(item):
             msg = f"state= takes objects with state_dict and load_state_dict, not {item!r}"
             raise TypeError(msg)
     objects = [*_models(fn), *find_state(fn).values(), *(state or ()), *find_weights(fn).values()]
@@ -148,7 +145,7 @@ class Snapshot:
         elif isinstance(item, dict | list | set | deque):
             self._container(item)
             return list(item.values() if isinstance(item, dict) else item)
-        elif not isinstance(item, type) and _is_stateful(item):
+        elif not isinstance(item, type) and is_stateful(item):
             self._through_dict(item)
         return ()
 

@@ -117,9 +117,7 @@ class Updates:
         if self.steps.ranks.joined:
             self.agree(state, rows)
         if rows.skip or (failed is not None and failed.skip):
-            for group in optimizer.param_groups:
-                for p in group["params"]:
-                    p.grad = None
+            _drop_gradients(optimizer)
         else:
             self.moves.before(optimizer, held, gradients, rows)
 
@@ -241,9 +239,14 @@ class Updates:
             # the middle of a backward pass there is more to see, too.
             if task() == state.base and not (self.models.fn is not None and state.updated):
                 raise StopReplay
-            for group in optimizer.param_groups:
-                for p in group["params"]:
-                    p.grad = None
+            _drop_gradients(optimizer)
+
+
+def _drop_gradients(optimizer: torch.optim.Optimizer) -> None:
+    """Have an update change nothing."""
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            p.grad = None
 
 
 # Asked twice an update: a ``WeakSet`` costs several times as much to walk.
