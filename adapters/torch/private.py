@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from operator import attrgetter, methodcaller
 from types import CodeType
 from typing import Any
 
@@ -48,13 +49,10 @@ sequence = torch._C._autograd._get_sequence_nr
 """Give the number that the next node of the graph gets: it ties a node to its operation."""
 node = torch._C._current_autograd_node
 """Give the node whose backward runs in this thread."""
+node_number: Callable[[Any], int] = methodcaller("_sequence_nr")
+"""Give the number that a node got when it was made."""
 set_grad_enabled = torch._C._set_grad_enabled
 """Switch the grad mode at less cost than its context manager."""
-
-
-def node_number(of: Any) -> int:
-    """Give the number that a node got when it was made."""
-    return int(of._sequence_nr())
 
 
 def nodes_before(node: Any) -> list[Any]:
@@ -186,21 +184,15 @@ foreach_norm = torch._foreach_norm
 """Give the norms of many tensors in one call."""
 foreach_div = torch._foreach_div
 """Divide many tensors in one call."""
+raw_values = torch.Tensor._values
+"""Give the values of a sparse tensor that may name a place twice."""
+buffers_of: Callable[[torch.nn.Module], dict[str, torch.Tensor | None]] = attrgetter("_buffers")
+"""Give the dict in which a module keeps its buffers."""
 
 
 def storage_number(x: torch.Tensor) -> int:
     """Give the number of a tensor's storage, the same for every view of it."""
     return int(x.untyped_storage()._cdata)
-
-
-def raw_values(x: torch.Tensor) -> torch.Tensor:
-    """Give the values of a sparse tensor that may name a place twice."""
-    return x._values()
-
-
-def buffers_of(module: torch.nn.Module) -> dict[str, torch.Tensor | None]:
-    """Give the dict in which a module keeps its buffers."""
-    return module._buffers
 
 
 @contextmanager
@@ -252,6 +244,12 @@ within = torch._C._functorch.get_unwrapped
 """Give what a function transform has wrapped."""
 current_mode = _get_current_dispatch_mode
 """Give the innermost dispatch mode that is entered."""
+count_modes = torch._C._len_torch_dispatch_stack
+"""Count the dispatch modes that are entered."""
+unseen: Callable[[], AbstractContextManager[Any]] = torch._C.DisableTorchFunction
+"""Give a context in which function modes see nothing."""
+undispatched: Callable[[], AbstractContextManager[Any]] = torch._C._DisableTorchDispatch
+"""Give a context in which the modes of dispatch see nothing."""
 without_modes: Callable[[], AbstractContextManager[Any]] = _disable_current_modes
 """Leave every dispatch mode inside."""
 
@@ -269,11 +267,6 @@ def casts() -> dict[str, torch.dtype]:
     return {
         kind: torch.get_autocast_dtype(kind) for kind in kinds if torch.is_autocast_enabled(kind)
     }
-
-
-def count_modes() -> int:
-    """Count the dispatch modes that are entered."""
-    return torch._C._len_torch_dispatch_stack()
 
 
 def is_transforming() -> bool:
@@ -449,16 +442,6 @@ def stand_before_compiled(tell: Callable[[bool, int], None]) -> None:
     module._maybe_set_eval_frame = setting
 
 
-def unseen() -> Any:
-    """Give a context in which function modes see nothing."""
-    return torch._C.DisableTorchFunction()
-
-
-def undispatched() -> Any:
-    """Give a context in which the modes of dispatch see nothing."""
-    return torch._C._DisableTorchDispatch()
-
-
 def hands_over(file: str) -> bool:
     """Tell whether a file is PyTorch's own that shows a call to function modes."""
     return file == torch.overrides.__file__
@@ -483,12 +466,10 @@ def entry_codes() -> set[CodeType]:
 
 
 # Loss scalers.
-
-
-def scale_of(scaler: Any) -> torch.Tensor | None:
-    """Give the scale on its device, None before the first loss: the public way reads it."""
-    scale: torch.Tensor | None = scaler._scale
-    return scale
+scale_of: Callable[[Any], torch.Tensor | None] = attrgetter("_scale")
+"""Give the scale on its device, None before the first loss: the public way reads it."""
+work_of: Callable[[Any], dict[int, dict[str, Any]]] = attrgetter("_per_optimizer_states")
+"""Give what a scaler did since its update, by optimizer; an update makes a new one."""
 
 
 def set_scale(scaler: Any, scale: torch.Tensor | None) -> None:
@@ -498,12 +479,6 @@ def set_scale(scaler: Any, scale: torch.Tensor | None) -> None:
 
 # What a scaler calls before the first loss that it scales.
 FIRST_SCALE = "_lazy_init_scale_growth_tracker"
-
-
-def work_of(scaler: Any) -> dict[int, dict[str, Any]]:
-    """Give what a scaler did since its update, by optimizer; an update makes a new one."""
-    work: dict[int, dict[str, Any]] = scaler._per_optimizer_states
-    return work
 
 
 # Processes.
