@@ -14,7 +14,7 @@ import torch
 from torch import distributed
 
 from anynan._steps.ranks import listed
-from anynan.errors import LostRankError
+from anynan.errors import LostRankError, reason
 from anynan.torch.private import backends, default_store, process_groups, set_timeout, timeout
 
 # How long a rank waits for the others to agree; the program's own groups may wait less.
@@ -67,7 +67,7 @@ class Link:
         try:
             self.group = distributed.ProcessGroupGloo(store, self.rank, self.size, self.limit)
         except RuntimeError as error:
-            msg = f"the ranks could not be linked ({_first_line(error)})"
+            msg = f"the ranks could not be linked ({reason(error)})"
             raise Unlinked(msg) from error
 
     def any(self, flag: bool) -> bool:
@@ -128,7 +128,7 @@ class Link:
         left = [rank for rank in range(self.size) if self._has(f"{name}left/{rank}")]
         if waited or not (left or silent):
             who = listed(silent) if silent else "the ranks"
-            msg = f"{who} did not come to agree on a step within {_seconds(self.limit)}"
+            msg = f"{who} did not come to agree on a step within {self.limit.total_seconds():g} s"
             raise Unlinked(msg) from error
         if left:
             msg = f"{listed(left)} stopped tracking"
@@ -199,11 +199,3 @@ def rehearsal() -> bool:
     if "torch.distributed.pipelining.stage" not in sys.modules:
         return False
     return any(frame.f_code.co_name in _SHAPES for frame, _ in walk_stack(sys._getframe(1)))
-
-
-def _seconds(limit: timedelta) -> str:
-    return f"{limit.total_seconds():g} s"
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).splitlines()[0][:120] if str(error) else type(error).__name__

@@ -1,11 +1,8 @@
-"""Layer paths without the segments of wrappers, and the paths that hooks turn off."""
+"""Layer paths without the segments of wrappers."""
 
 from typing import Any
 
 import torch
-
-from anynan._steps.tracked import Tracked
-from anynan.torch.messages import FUSED_PATH
 
 # Segments that only a wrapper adds, and the classes that add one which others use, too.
 _WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
@@ -45,9 +42,3 @@ def inner(model: torch.nn.Module) -> torch.nn.Module:
 def join(prefix: str, path: str) -> str:
     """Join two parts of a layer path, either of which may be empty."""
     return f"{prefix}.{path}" if prefix and path else prefix or path
-
-
-def remark_slow_paths(tracker: Tracked, model: torch.nn.Module) -> None:
-    """Say in the report that watching turns off a fused path of the framework."""
-    if any(isinstance(module, torch.nn.TransformerEncoderLayer) for module in model.modules()):
-        tracker.judge.remark(FUSED_PATH())

@@ -9,8 +9,8 @@ import torch
 from anynan._base.interrupts import whole
 from anynan.torch.call.growth import registered
 from anynan.torch.call.models import Models
-from anynan.torch.messages import COMPILED_LAYERS_ADDED, LAYERS_CHANGED, SCRIPTED
-from anynan.torch.read.paths import clean_path, inner, join, remark_slow_paths
+from anynan.torch.messages import COMPILED_LAYERS_ADDED, FUSED_PATH, LAYERS_CHANGED, SCRIPTED
+from anynan.torch.read.paths import clean_path, inner, join
 from anynan.torch.step.hooks import ForwardHook, RootHook
 from anynan.torch.step.steps import Steps
 
@@ -84,11 +84,14 @@ class Layers:
             hook = ForwardHook(self._steps, path, fixed.get(path), self.called_past)
             self.handles.append(hook.on(module.register_forward_hook(hook)))
         self._hook_exit(root)
-        models.parts = models.parts or (models.fn is None and has_own_loop(root))
+        # A trainer may call a method of the model instead of the model, as Lightning's does.
+        own_loop = callable(getattr(root, "training_step", None))
+        models.parts = models.parts or (models.fn is None and own_loop)
         if models.parts:
             self._hook_parts(prefix, root)
         if not ends:
-            remark_slow_paths(self._tracker, model)
+            if any(isinstance(x, torch.nn.TransformerEncoderLayer) for x in model.modules()):
+                self._tracker.judge.remark(FUSED_PATH())
             self._graphs.renew(model)
 
     @whole
@@ -150,13 +153,8 @@ class Layers:
         self.handles.append(hook.on(module.register_forward_hook(hook, always_call=True)))
 
 
-def has_own_loop(model: torch.nn.Module) -> bool:
-    """Tell whether a trainer calls a method of the model instead of the model, as Lightning's."""
-    return callable(getattr(model, "training_step", None))
-
-
 def parts(prefix: str, model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
-    """Walk the parts that such a loop may call, with their paths."""
+    """Walk the parts that a loop may call in the model's place, with their paths."""
     for name, child in model.named_children():
         path = join(prefix, clean_path(name, model))
         if type(child).forward is torch.nn.Module.forward:  # a list or a dict of modules
