@@ -226,7 +226,7 @@ class FunctionSession(Session):
         known = [] if self._loose is None else self._loose.parameters
         if list(map(id, known)) != list(map(id, weights)):
             sites = [gradient_site(self.tracker.judge.monitor, name, p) for name, p in pairs]
-            self._loose = Held.of(len(weights), weights, sites)
+            self._loose = Held(len(weights), weights, sites)
         assert self._loose is not None
         self.updates.gradients.read(state, rows, self._loose, [p.grad for p in weights], None)
 

@@ -5,7 +5,6 @@ import math
 import weakref
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,7 +19,6 @@ _HALF = (torch.float16, torch.bfloat16)
 LATELY = 4
 
 
-@dataclass(frozen=True, slots=True)
 class Held:
     """List the watched parameters of one optimizer.
 
@@ -32,17 +30,10 @@ class Held:
         dtype: What their norms are computed in, None for their own dtype.
     """
 
-    size: int
-    parameters: list[torch.Tensor]
-    sites: list[Site]
-    limit: float
-    dtype: torch.dtype | None
-
-    @classmethod
-    def of(cls, size: int, parameters: list[torch.Tensor], sites: list[Site]) -> "Held":
-        """Note what is the same for every update."""
-        limit = min((site.limit for site in sites), default=math.inf)
-        return cls(size, parameters, sites, limit, norm_dtype(parameters))
+    def __init__(self, size: int, parameters: list[torch.Tensor], sites: list[Site]) -> None:
+        self.size, self.parameters, self.sites = size, parameters, sites
+        self.limit = min((site.limit for site in sites), default=math.inf)
+        self.dtype = norm_dtype(parameters)
 
 
 class Optimizers:
@@ -85,14 +76,14 @@ class Optimizers:
             names = {id(p): name for name, p in self._models.parameters()}
             mine = [p for group in groups for p in group["params"] if id(p) in names]
             sites = [gradient_site(self._monitor, names[id(p)], p) for p in mine]
-            entry = self._held[optimizer] = Held.of(size, mine, sites)
+            entry = self._held[optimizer] = Held(size, mine, sites)
         return entry
 
     def unheld(self) -> Held:
         """List the watched parameters that have a gradient."""
         mine = self._models.with_gradient()
         sites = [gradient_site(self._monitor, name, p) for name, p in mine]
-        return Held.of(len(mine), [p for _, p in mine], sites)
+        return Held(len(mine), [p for _, p in mine], sites)
 
     def forget(self) -> None:
         """Look anew at what each holds: other weights are watched now."""
