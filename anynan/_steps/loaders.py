@@ -186,6 +186,8 @@ def bad_rows(value: Any) -> tuple[int, ...]:
         xp = namespace(value)
         flags = ~xp.isfinite(detached(value))
         flags = xp.any(xp.reshape(flags, (shape[0], -1)), axis=1)
+        if hasattr(xp, "argwhere"):  # the numbers of the bad rows cross, not a flag for each
+            return tuple(to_host(xp.argwhere(flags)).ravel().tolist())
         return tuple(np.flatnonzero(to_host(flags)).tolist())
     except REFUSALS:
         return ()
