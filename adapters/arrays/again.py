@@ -24,6 +24,7 @@ from anynan._calls.collector import Collector, collecting
 from anynan._calls.generators import take as take_generators
 from anynan._diagnosis.evidence import ReplayError
 from anynan._diagnosis.lineage import OpRecord
+from anynan._diagnosis.operands import light
 from anynan._diagnosis.rules import repair
 from anynan._diagnosis.rules.repair import BaseFixRunner, Repair
 from anynan._diagnosis.trials import Attempt
@@ -33,7 +34,6 @@ from anynan.arrays.calls import Calls
 from anynan.arrays.live import LiveTape
 from anynan.arrays.names import canonical, named, params
 from anynan.arrays.records import is_finite
-from anynan._diagnosis.operands import light
 from anynan.arrays.tape import Tape, given
 from anynan.arrays.trackable import copied, is_array
 

@@ -23,12 +23,12 @@ from anynan._arrays.chunked import is_chunked
 from anynan._arrays.probe import probe, reduced, span_of
 from anynan._base.summary import Summary
 from anynan._diagnosis.lineage import OpRecord, Replay, Sink
+from anynan._diagnosis.operands import blank, flagged
 from anynan._diagnosis.records import Builder, Given, Origin
 from anynan._readings.policy import reading_kind
 from anynan.arrays.names import is_number
 from anynan.arrays.operations import ArrayOp
 from anynan.arrays.records import measure
-from anynan._diagnosis.operands import blank, flagged
 from anynan.arrays.tape import Tape
 from anynan.arrays.trackable import is_array
 from anynan.arrays.tracked import TrackedArray, is_tracked

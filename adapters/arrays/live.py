@@ -16,6 +16,7 @@ from anynan._base.summary import Summary
 from anynan._calls.collector import offer
 from anynan._diagnosis.agreement import CheckedPoint
 from anynan._diagnosis.lineage import OpRecord, Replay, Sink
+from anynan._diagnosis.operands import blank, light
 from anynan._diagnosis.recorder import BaseRecorder
 from anynan._diagnosis.records import Given, Origin
 from anynan._readings.policy import reading_kind
@@ -26,7 +27,6 @@ from anynan.arrays.messages import OUT_OF_SIGHT
 from anynan.arrays.names import is_number
 from anynan.arrays.operations import ArrayOp
 from anynan.arrays.records import is_finite
-from anynan._diagnosis.operands import blank, light
 from anynan.arrays.tape import Tape, Watching
 from anynan.arrays.tracked import CLEAN, UNKNOWN, TrackedArray, is_tracked
 from anynan.events import Event, Kind, Phase
