@@ -78,11 +78,12 @@ def blank(x: Any) -> Summary:
 
 def light(x: Any) -> Summary:
     """Summarise by flags only: which kinds are there, not how many."""
+    known = blank(x)
     try:
         span = probe(x)
     except Exception:  # noqa: BLE001  it is told where it is read
-        span = None
-    return blank(x) if span is None else flagged(blank(x), *span)
+        return known
+    return known if span is None else flagged(known, *span)
 
 
 def flagged(blank: Summary, lo: float, hi: float) -> Summary:
