@@ -37,6 +37,11 @@ from anynan.torch.session.session import session_of
 from anynan.torch.tracking import start
 from anynan.torch.update.updates import Updates, watching
 
+# What turns a function into another one, whose call is one operation of the program's.
+TRANSFORMS = (
+    (torch.func, ("vmap", "grad", "grad_and_value", "jacrev", "jacfwd", "hessian")),
+    (torch, ("vmap",)),
+)
 # Trainers that own the step: module, the method that trains, and the door to them.
 TRAINERS = (
     *(
@@ -71,6 +76,9 @@ def watch_all(options: Options, found: Found) -> Callable[[], None]:
     finder, patches = Finder(options, found), Patches()
     patches.change(torch.nn.Module, "__call__", finder.calling)
     patches.change(torch, "compile", finder.compiling)
+    for holder, names in TRANSFORMS:
+        for name in names:
+            patches.change(holder, name, noted.transforming)
     apply = vars(torch.autograd.Function)["apply"]  # of one kind up to PyTorch 2.13, then another
     patches.put(torch.autograd.Function, "apply", classmethod(noted.applying(apply)))
 

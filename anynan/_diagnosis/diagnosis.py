@@ -81,7 +81,7 @@ def _weigh(case: Investigation) -> None:
         return
     if replayed.inner:
         case.notes.append(messages.CALL_ALONE())
-    if replayed.incoming and not case.incoming:
+    if replayed.incoming and not case.incoming and case.reading.phase == "loss":
         case.notes.append(messages.UNSEEN_TO_LOSS())
 
 

@@ -98,7 +98,8 @@ class Investigation:
         if self.replayed is None or not self.replayed.incoming:
             return False
         origin = self.lineage.origin
-        made = self.reading.phase == "loss" and origin is not None and origin.phase == "forward"
+        own = self.reading.phase in ("loss", "forward")  # a loss may be a module
+        made = own and origin is not None and origin.phase == "forward"
         return not made
 
     def weigh(self, replayed: Replay) -> Verdict:
@@ -113,7 +114,7 @@ class Investigation:
         shown = replayed.incoming or found.sink is not None or found.placed_only
         # A forward reading fails for -Inf only where the policy says so; a loss that is made
         # outside of the model, for the -Inf that the model gave.
-        gave = reading.phase == "loss" and replayed.incoming
+        gave = reading.phase in ("loss", "forward") and replayed.incoming
         if self.came_in:
             found = self._beside_bad_input(replayed, found, neginf=gave or neginf)
         elif gave and not neginf:

@@ -38,6 +38,9 @@ OPERATION_UNSEEN = Message(
     "watch did, or something wrote past the framework",
 )
 INFERRED = Message("inferred", "the cause, {what}, is inferred: {why}")
+GREW = Message(
+    "grew", "{jump}: the update between was probably too large, so try a lower learning rate first"
+)
 ALSO_BAD = Message("also-bad", "{names} too; whether it matters is not known")
 MANY_WEIGHTS = Message(
     "many-weights",

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     Extreme = tuple[NDArray[np.float64], NDArray[np.intp]]
 
 HISTORY_BYTES = 64 * 2**20
+# So far back the last steps go, and what of them is no gradient.
+_LAST, _VALUES = 3, ("input", "forward", "loss")
 
 
 class Entry:
@@ -216,6 +218,19 @@ class History(Shown):
         with self._lock:
             entry = self._entries[-1] if self._entries else None
         return [] if entry is None else list(self._unpack(entry))
+
+    def calmest(self, step: int) -> tuple[float, int] | None:
+        """Give the smallest of what the last steps before one came to at most, and which it was.
+
+        Gradients do not count; None where nothing finite was read.
+        """
+        most = []
+        for entry in [x for x in self.entries() if x.number < step][-_LAST:]:
+            rows = zip(entry.sites, entry.lo, entry.hi, strict=True)
+            sizes = [max(abs(lo), abs(hi)) for site, lo, hi in rows if site.phase in _VALUES]
+            if sizes and all(map(math.isfinite, sizes)):
+                most.append((max(sizes), entry.number))
+        return min(most, default=None)
 
     def curve(self, site: Site, upto: int = 50) -> tuple[tuple[int, float], ...]:
         """Give (step, absmax) of one slot over the last steps, oldest first.

@@ -449,7 +449,7 @@ def _layer(layer: str | None) -> str:
 
 
 def _call(event: Event) -> str:
-    parts = [f"call {event.call + 1}"] if event.call else []
+    parts = [f"call {event.call + 1}"] if event.call and event.layer is not None else []
     if event.iteration is not None:
         parts.append(f"iteration {event.iteration}")
     return f"  ({', '.join(parts)})" if parts else ""

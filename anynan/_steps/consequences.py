@@ -25,6 +25,7 @@ from anynan.events import NON_FINITE, Event, Kind
 MAX_INPUTS = 100
 # Of what bad values that came from outside are said to be.
 _CAME = ("bad_input", "bad_label")
+_BAD_SINCE = ", and whose weights have been bad since; what else goes bad here is counted with this"
 # Of all that is tracked, what goes on with bad weights, in the order in which they went bad.
 _spoilt: "weakref.WeakKeyDictionary[Consequences, int]" = weakref.WeakKeyDictionary()
 
@@ -223,10 +224,16 @@ class Consequences:
         """
         tag = None if event.cause is None else event.cause.tag
         came = event.operation is None or event.phase == "input" or tag in _CAME
-        other = self._elsewhere() if came and event.kind in NON_FINITE else None
+        came = came and event.kind in NON_FINITE
+        other = self._elsewhere() if came else None
+        made = None
         if other is not None and other.corrupting is not None:
-            number = other.corrupting.failed.step
-            note = messages.MAY_FOLLOW(maker=other.name, step=number)
+            made = other.name, other.corrupting.failed.step, _BAD_SINCE
+        elif came and tag == "outside_the_model":  # the loss is made of another's output, too
+            near = producers.producer(self._subject, None, self._steps.since)
+            made = None if near is None else (near.name, near.step, "")
+        if made is not None:
+            note = messages.MAY_FOLLOW(maker=made[0], step=made[1], since=made[2])
             event = replace(event, notes=(*event.notes, note))
         found = event.phase in ("parameter", "optimizer") and event.kind in NON_FINITE
         goes_on = not self._stops(step) or self._subject.action == "skip"

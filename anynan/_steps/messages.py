@@ -11,8 +11,7 @@ GIVEN_BY_ANOTHER = Message(
 )
 MAY_FOLLOW = Message(
     "may-follow",
-    "this may follow from step {step} of {maker}, which was reported, and whose weights have been "
-    "bad since: fix that first; what else goes bad here is counted with this",
+    "this may follow from step {step} of {maker}, which was reported{since}: fix that first",
 )
 INPUT_COMPUTED = Message(
     "input-computed",

@@ -159,11 +159,11 @@ class Record:
         times = first.times
         if first is event:
             again, times = self._told_by_another(event), _counted(event)
-            if not _is_told(times):
+            if not _is_told(times, event):
                 return
             text = render_line(event, which=True) if again or times > 1 else self.text(event)
             warn(f"{text}\n\n  {note}" if note else text)
-        elif note or _is_told(times):
+        elif note or _is_told(times, event):
             named = event if event.operation is not None else replace(first, times=1)
             line = render_line(named, which=self._subject.among_others)
             warn(f"{line}; {times} times since step {first.step}{note and '; '}{note}")
@@ -180,9 +180,10 @@ class Record:
         return fault is not None and fault == before
 
 
-def _is_told(times: int) -> bool:
-    """Tell whether what happened so often is said once more."""
-    return times <= REPORTED or set(str(times)[1:]) == {"0"}
+def _is_told(times: int, event: Event) -> bool:
+    """Tell whether what happened so often is said once more; what another model made bad is not."""
+    another = event.cause is not None and event.cause.tag == "made_by_another"
+    return times <= (1 if another else REPORTED) or set(str(times)[1:]) == {"0"}
 
 
 def _counted(event: Event) -> int:

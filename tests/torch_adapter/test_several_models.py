@@ -54,6 +54,75 @@ def test_what_follows_in_other_models_says_so_and_is_not_told_step_by_step(tmp_p
     assert all("may-follow" in report for report in others)
 
 
+def test_a_gradient_by_a_critic_that_just_failed_says_that_it_may_follow(tmp_path: Path) -> None:
+    program = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+class Critic(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(5, 4), nn.Linear(4, 1)
+    def forward(self, s, a):
+        q = self.b(torch.relu(self.a(torch.cat([s, a], 1))))
+        return (q - 9).sqrt() if step == 2 and a.requires_grad else q
+actor, critic = nn.Linear(3, 2), Critic()
+actor_opt = torch.optim.Adam(actor.parameters())
+critic_opt = torch.optim.Adam(critic.parameters())
+for step in range(4):
+    s = torch.randn(6, 3)
+    loss = critic(s, torch.rand(6, 2)).square().mean()
+    critic_opt.zero_grad(); loss.backward(); critic_opt.step()
+    loss = -critic(s, actor(s)).mean()
+    actor_opt.zero_grad(); loss.backward(); actor_opt.step()
+"""
+    first, second, *_ = reports(run(tmp_path, program)[2])
+    assert "op sqrt" in first
+    assert "model Linear" in second
+    assert "may-follow" in second
+
+
+def test_a_teacher_s_bad_output_is_no_bad_label_of_its_student(tmp_path: Path) -> None:
+    program = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+teacher, student = nn.Linear(4, 3), nn.Linear(4, 3)
+teacher.weight.data[1] = float("inf")
+optimizer = torch.optim.SGD(student.parameters(), lr=0.1)
+for i in range(3):
+    x = torch.randn(6, 4)
+    with torch.no_grad():
+        wanted = teacher(x)
+    loss = (student(x) - wanted).square().mean()
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+"""
+    first, second = reports(run(tmp_path, program)[2])
+    assert "written into a weight" in first
+    assert "[made_by_another]" in second
+    assert "bad_label" not in second
+
+
+def test_a_model_that_another_gives_bad_input_is_told_so_once(tmp_path: Path) -> None:
+    program = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+class Encoder(nn.Linear):
+    def forward(self, x):
+        return super().forward(x).log()
+encoder, decoder = Encoder(4, 3), nn.Linear(3, 2)
+optimizer = torch.optim.SGD([*encoder.parameters(), *decoder.parameters()], lr=0.1)
+for i in range(2):
+    made = encoder(torch.randn(6, 4))
+    loss = sum(decoder(made).mean() for _ in range(5))
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+"""
+    told = reports(run(tmp_path, program)[2])
+    assert sum("what Encoder gave" in each for each in told) <= 1
+    assert "op log" in told[0]
+
+
 def test_faults_of_a_model_that_trains_after_a_spoilt_one_are_its_own(tmp_path: Path) -> None:
     program = """
 import torch

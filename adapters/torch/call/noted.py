@@ -5,6 +5,7 @@ code runs. Tensors are held weakly, and by value only where they are small: what
 can be computed again. Two passes back nothing is held at all.
 """
 
+import functools
 import os
 import sys
 import threading
@@ -120,7 +121,7 @@ class Note(NamedTuple):
     @property
     def in_place(self) -> bool:
         """Tell whether it wrote to its first operand."""
-        return _kind(self.func) == _WRITES
+        return type(self.func) is not Transformed and _kind(self.func) == _WRITES
 
     def source(self) -> Source | None:
         """Give the user's line."""
@@ -376,7 +377,12 @@ class Notes(FunctionMode):
                 for x in (*args, *kwargs.values()):
                     _deep(x, after)
                 one = type(out) is _Tensor
-                made = (_ref(out), writes(out), out.requires_grad) if one else _several(out)
+                several = isinstance(again, Transformed)
+                made = (
+                    (_ref(out), writes(out), out.requires_grad)
+                    if one and not several
+                    else _several(tuple(_leaves(out)) if several else out)
+                )
                 if after == versions:
                     self.notes.append((*note, *made, None))
         return out
@@ -464,7 +470,7 @@ class Notes(FunctionMode):
             if note is None or not note.args or type(note.args[0]) is not weakref.ReferenceType:
                 return None
             ref = note.args[0]
-            if note.func.__name__ in _ASKS:
+            if getattr(note.func, "__name__", "") in _ASKS:
                 return ref()
         return None
 
@@ -497,9 +503,20 @@ def _deep(x: Any, versions: list[int]) -> Any:
         return x
     if kind in (tuple, list) and len(x) <= LONG:
         return kind([_deep(item, versions) for item in x])
+    if kind is dict and len(x) <= LONG:
+        return {key: _deep(item, versions) for key, item in x.items()}
     if isinstance(x, int | float):
         return x
     raise TypeError(kind)
+
+
+def _leaves(x: Any) -> Iterator[Any]:
+    """Walk what tuples, lists and dicts hold."""
+    if isinstance(x, tuple | list | dict):
+        for item in x.values() if isinstance(x, dict) else x:
+            yield from _leaves(item)
+    else:
+        yield x
 
 
 def _split(note: Note) -> Iterator[Note]:
@@ -615,6 +632,44 @@ def applying(apply: Any) -> Callable[..., Any]:
         return called(run, run if own else None, args, kwargs, _getframe(1))
 
     return applied
+
+
+class Transformed:
+    """Call what a function transform made; what it gives is listed flat.
+
+    Args:
+        made: What the transform made.
+    """
+
+    def __init__(self, made: Callable[..., Any]) -> None:
+        self.made = made
+
+    def __call__(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Call it."""
+        return tuple(_leaves(self.made(*args, **kwargs)))
+
+
+def transforming(transform: Callable[..., Any]) -> Callable[..., Any]:
+    """Note the call of what a function transform made as one operation.
+
+    What runs inside computes with stand-ins, which are gone with the call.
+    """
+
+    @functools.wraps(transform)
+    def transformed(func: Any, *how: Any, **named: Any) -> Any:
+        made = transform(func, *how, **named)
+        if _is_dynamo():
+            return made
+
+        @functools.wraps(made)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if _is_dynamo():
+                return made(*args, **kwargs)
+            return called(made, Transformed(made), args, kwargs, _getframe(1))
+
+        return call
+
+    return transformed
 
 
 def called(

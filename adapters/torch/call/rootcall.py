@@ -141,6 +141,10 @@ class RootCall:
         """Tell whether an input was changed in place since the call."""
         return any((x := ref()) is not None and version(x) != count for ref, count in self.versions)
 
+    def living(self) -> list[torch.Tensor]:
+        """List what it was given, as far as that is there."""
+        return [x for ref, _ in self.versions if (x := ref()) is not None]
+
     @contextmanager
     def modes(self) -> Iterator[None]:
         """Enter the grad mode and autocast state that the call ran under."""

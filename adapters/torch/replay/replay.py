@@ -16,7 +16,7 @@ from anynan._base.threads import busy_threads
 from anynan._base.walks import walk
 from anynan._calls.collector import collecting
 from anynan._diagnosis.evidence import ReplayError
-from anynan._diagnosis.lineage import Replay, Sink
+from anynan._diagnosis.lineage import Replay, Sink, trace
 from anynan._diagnosis.messages import NOT_PUT_BACK
 from anynan._diagnosis.rules.repair import Repair
 from anynan._diagnosis.trials import Attempt
@@ -146,9 +146,12 @@ class Replays:
         if found is not None and not result.made:
             return found
         self.tails.forget()
+        if reading.phase == "forward" and not state.in_step and reading.kind == "posinf":
+            prior = self._before_module(state, reading, roots)
+            if prior is not None:
+                return prior
         if reading.phase == "forward" and not state.in_step and not result.made:
-            given = [x for ref, _ in roots[0].versions if (x := ref()) is not None]
-            given += self._used(result)
+            given = roots[0].living() + self._used(result)
             found = self.tails.before(state.thread.ident, reading, given)
             if found is not None:
                 return found
@@ -197,6 +200,20 @@ class Replays:
             prior.incoming = True
         found = self.tails.replay(state.thread.ident, reading, prior)
         return found or prior or Replay(incoming=True)
+
+    def _before_module(
+        self, state: State, reading: Reading, roots: list[RootCall]
+    ) -> Replay | None:
+        """Run the model's call again whose -Inf a loss module made +Inf of; None for a mask."""
+        gave = _gave(state, reading)
+        if gave is None or gave.kind != "neginf" or not any(map(nonfinite, roots[0].living())):
+            return None
+        before = [root for root in _roots(state, gave) if root.fn is not None]
+        if not before or before == roots:
+            return None
+        prior = self.again(state, gave, before)
+        prior.incoming = True
+        return prior if trace(prior.records, prior.sinks, neginf=True).origin else None
 
     def attempt(self, state: State, reading: Reading, chosen: Sequence[Repair]) -> Attempt | None:
         """Run the call behind a reading again, to its end, with operations repaired.

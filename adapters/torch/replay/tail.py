@@ -6,11 +6,12 @@ no step owns is told like any other.
 """
 
 import functools
+import inspect
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from traceback import walk_stack
 from types import FrameType, FunctionType
 from typing import Any
@@ -280,7 +281,7 @@ class Tail:
         known = None if real is None or lost else self.named(real)
         kind, name = known or ("handed" if grad else "unknown", "input")
         if kind != "parameter":
-            self.handed.append(("input", weakref.ref(x)))
+            self.handed.append((name, weakref.ref(x)))
         if stand.layout is torch.strided and not stand.is_meta:
             watcher.recorder.outside.setdefault(storage_number(stand), (kind, name))
             if kind == "handed":
@@ -344,7 +345,11 @@ class Tails:
             return None
         for x in filter(nonfinite, given):
             replay = self._again(reading, notes.begin(x), "forward")
-            if replay is not None and replay.made:  # not tried: the model would have to go on
+            if replay is None:
+                continue
+            # The harm is what the model made of it.
+            replay.sinks = [replace(x, kind=reading.kind or x.kind) for x in replay.sinks]
+            if replay.made:  # not tried: the model would have to go on
                 return replay
         return None
 
@@ -496,6 +501,8 @@ def _filled(value: Callable[[Any], Any], x: Any) -> Any:
         return value(x)
     if kind in (tuple, list):
         return kind([_filled(value, item) for item in x])
+    if kind is dict:
+        return {key: _filled(value, item) for key, item in x.items()}
     return x
 
 
@@ -507,6 +514,7 @@ def _requires(ref: Any) -> bool:
 @contextmanager
 def _kept_as_is(fn: Any) -> Iterator[None]:
     """Leave all that a function of the program's own reaches as it is."""
+    fn = inspect.unwrap(fn.made) if isinstance(fn, noted.Transformed) else fn
     if not isinstance(fn, FunctionType) or is_library(fn.__code__.co_filename):
         yield
         return

@@ -1,5 +1,6 @@
 """An operation that made bad values, or a reading that nothing explains."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
@@ -11,6 +12,7 @@ from anynan._diagnosis.evidence import Evidence
 from anynan._diagnosis.investigation import Investigation, event_of, place
 from anynan._diagnosis.kinds import weights
 from anynan._diagnosis.lineage import Lineage, OpRecord
+from anynan._diagnosis.rules.evidence import magnitude
 from anynan._diagnosis.rules.repair import Repair
 from anynan._diagnosis.rules.situation import Situation
 from anynan._readings.readings import Reading, Site
@@ -18,7 +20,8 @@ from anynan._readings.step import Step
 from anynan.events import Event, Spread
 
 _EDGES = 4
-
+# No division by an eps makes numbers so much larger than those before.
+_BEYOND = 1e12
 
 # What an event takes of the operation itself.
 _RAN = ("call", "expected", "iteration", "shard")
@@ -59,23 +62,56 @@ def _event(case: Investigation, lineage: Lineage) -> Event:
     hidden = None if origin is None else _hidden_before(origin, lineage)
     if hidden is not None:
         case.notes.append(messages.HIDDEN_BEFORE(layer=hidden.layer))
+    trained = case.trained or history.trains(case.rows.sites)
     situation = Situation(
         record=origin, then=then, growth=history.curve(case.reading.site),
+        jump=_jump(case, origin) if trained else "",
         scale=case.evidence.scale if case.rows.scale is None else float(case.rows.scale),
         surfaced=harmed if subject["phase"] != harmed else None,
         overwritten=origin is None and _is_overwritten(case), watched=case.watched,
-        trained=case.trained or history.trains(case.rows.sites), **subject,
+        trained=trained, **subject,
         **_updated(case, subject),
     )  # fmt: skip
     cause, code = advise(situation)
+    grown = bool(situation.jump) and situation.jump in cause.evidence
+    if situation.jump and not grown:
+        case.notes.append(messages.GREW(jump=situation.jump))
     ran = {} if origin is None else {name: getattr(origin, name) for name in _RAN}
-    if origin is not None:
+    if origin is not None and not grown:  # one operation is not what is to be mended
         case.repair = Repair.of(origin, code)
     call = ran.get("call", case.reading.call)
     return case.event(
         situation, cause=cause, trail=case.trail(situation.layer, situation.phase, call),
         spread=Spread(case.later, surfaced), **ran,
     )  # fmt: skip
+
+
+def _jump(case: Investigation, origin: OpRecord | None) -> str:
+    """Say what shows that the last updates made the weights far too large; empty if nothing does.
+
+    What was computed is far above all that a step before came to, and what came in is not. What is
+    far below 0 may be a mask.
+    """
+    before = case.monitor.history.calmest(case.rows.number)
+    if before is None:
+        return ""
+    most = _BEYOND * max(before[0], 1.0)
+    found = [] if origin is None else [
+        (x.summary.max, "an operand is") for x in origin.operands if x.summary is not None
+    ]  # fmt: skip
+    for reading in map(case.rows.reading, range(case.reading.order)):
+        size = reading.hi or 0.0
+        if reading.phase == "input" and not abs(size) < most:
+            return ""
+        if reading.phase == "forward":
+            found.append((size, f"{reading.layer or 'the model'} gave"))
+    far = [(size, said) for size, said in found if size is not None and most < size < math.inf]
+    if not far:
+        return ""
+    size, said = max(far)
+    return (
+        f"{said} up to {magnitude(size)}; step {before[1]} came to {magnitude(before[0])} at most"
+    )
 
 
 def _updated(case: Investigation, subject: dict[str, Any]) -> dict[str, Any]:
@@ -188,6 +224,9 @@ def another(case: Investigation, lineage: Lineage) -> tuple[Event, Repair]:
         surfaced=sink.phase if sink.phase != origin.phase else None,
     )  # fmt: skip
     cause, code = advise(situation)
+    grown = bool(situation.jump) and situation.jump in cause.evidence
+    if situation.jump and not grown:
+        case.notes.append(messages.GREW(jump=situation.jump))
     alone = replace(case, notes=[], evidence=replace(case.evidence, notes=()))
     event = alone.event(
         situation, call=origin.call, tensor=_result(origin), parameter=origin.parameter,

@@ -351,11 +351,23 @@ def _climb(s: Situation) -> str | None:
         return None  # that the value fits float32 is the better story
     if not _overflowed(s):
         return None
+    if s.jump:
+        return f"{s.jump}; then {s.operation} overflowed {s.dtype}"
     beyond = math.inf if s.kind in ("large", "spike") else limits(s.dtype)[0]
     if not rising(s.growth, beyond):
         return None
     end = "" if s.record is None else f"; then {s.operation} overflowed {s.dtype}"
     return told(s.growth) + end
+
+
+def _jump_wording(s: Situation) -> Wording | None:
+    if not s.jump:
+        return None
+    return Wording(
+        "the training probably diverged: updates made the weights, and so these values, far too "
+        "large",
+        "lower the learning rate or lengthen its warm-up, and clip the gradient norm",
+    )
 
 
 def _feedback(s: Situation) -> str | None:
@@ -561,6 +573,7 @@ GROWTH = (
         "the training probably diverged: this reading grew over the last steps until it overflowed",
         "lower the learning rate or lengthen its warm-up, and clip the gradient norm",
         sure=False,
+        wording=_jump_wording,
     ),
 )
 

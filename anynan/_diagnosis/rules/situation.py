@@ -37,6 +37,7 @@ class Situation:
         since: Steps ``(good, bad)`` between which a parameter went bad.
         rows: Bad rows of the batch.
         growth: (step, norm or largest magnitude) of the bad reading, oldest first.
+        jump: What shows that the last update made the weights far too large; empty if none did.
         gradient: Gradient of the bad parameter.
         state: Optimizer state of the bad parameter by name.
         settings: The numbers that its optimizer works with, by name.
@@ -63,6 +64,7 @@ class Situation:
     since: tuple[int, int] | None = None
     rows: tuple[int, ...] = ()
     growth: tuple[tuple[int, float], ...] = ()
+    jump: str = ""
     gradient: Summary | None = None
     state: Mapping[str, Summary] = field(default_factory=lambda: MappingProxyType({}))
     settings: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))

@@ -1,0 +1,143 @@
+"""Losses that are modules, learning rates and function transforms, under ``anynan run``."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.torch_adapter.forked import run
+
+LOSS_MODULE = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+    def forward(self, x):
+        x = self.layer(x)
+        return {made}
+model, criterion = Model(), nn.NLLLoss()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for i in range(2):
+    loss = criterion(model(torch.randn(8, 4)), torch.tensor([0, 1, 2, 0, 1, 2, 0, 1]))
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+"""
+
+
+def test_a_log_that_a_loss_module_makes_infinite_is_told_and_not_the_loss(tmp_path: Path) -> None:
+    made = "torch.log(torch.softmax(x * 1e3, 1))"
+    _, _, said = run(tmp_path, LOSS_MODULE.format(made=made))
+    first = said.partition("anynan: ")[0]
+    assert "op log" in first
+    assert "a softmax probability rounded to 0 [log_of_zero]" in first
+    assert "it surfaced in the forward pass at NLLLoss" in first
+    assert "[unseen-to-loss]" not in first
+
+
+def test_a_class_that_the_model_masks_is_told_where_the_loss_meets_it(tmp_path: Path) -> None:
+    mask = "torch.tensor([True, False, False])"
+    made = f"torch.log_softmax(x.masked_fill({mask}, -float('inf')), 1)"
+    assert "[target_class_masked]" in run(tmp_path, LOSS_MODULE.format(made=made))[2]
+
+
+DIVERGED = """
+import torch
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+optimizer = torch.optim.{optimizer}
+for i in range(3):
+    out = model(torch.randn(8, 4))
+    loss = {loss}
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    "made", ["Adam(model.parameters(), lr=1e30)", "SGD(model.parameters(), lr=1e25)"]
+)
+def test_a_learning_rate_that_blows_up_the_weights_at_once_is_told_as_such(
+    tmp_path: Path, made: str
+) -> None:
+    program = DIVERGED.format(optimizer=made, loss="out.square().mean()")
+    first = run(tmp_path, program)[2].partition("anynan: ")[0]
+    assert "[learning_rate_divergence]" in first
+    assert "; step 0 came to" in first
+    assert "lower the learning rate" in first
+    assert "a second fault" not in first
+
+
+def test_what_a_blown_up_weight_leads_to_names_the_update_in_a_note(tmp_path: Path) -> None:
+    loss = "-torch.log(torch.softmax(out, 1).amin(1)).mean()"
+    program = DIVERGED.format(optimizer="Adam(model.parameters(), lr=1e13)", loss=loss)
+    first = run(tmp_path, program)[2].partition("anynan: ")[0]
+    assert "[log_of_zero]" in first
+    assert "try a lower learning rate first [grew]" in first
+
+
+@pytest.mark.tier(2)
+@pytest.mark.parametrize("loss", ["torch.log(out - 9).mean()", "out.mul(1e30).square().mean()"])
+def test_other_faults_are_not_put_to_the_learning_rate(tmp_path: Path, loss: str) -> None:
+    said = run(tmp_path, DIVERGED.format(optimizer="SGD(model.parameters(), lr=1e-3)", loss=loss))
+    assert "AnynanWarning" in said[2]
+    assert "update" not in said[2].partition("anynan: ")[0]
+
+
+TRANSFORMED = """
+import torch
+from torch.func import functional_call, grad, grad_and_value, hessian, vmap
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1))
+params = {{name: x.detach() for name, x in model.named_parameters()}}
+def loss_of(params, x, y):
+    return {loss}
+def out_of(params, x):
+    return functional_call(model, params, (x[None],))
+for i in range(3):
+    x = torch.randn(6, 4)
+    gradients, losses = vmap(grad_and_value(loss_of), in_dims=(None, 0, 0))(params, x, x.sum(1))
+    norm = sum((g ** 2).flatten(1).sum(1) for g in gradients.values()).sqrt()
+    scale = {scale}
+    for name, g in gradients.items():
+        mean = (g * scale.view(-1, *[1] * (g.dim() - 1))).mean(0)
+        params[name] = params[name] - 0.1 * mean
+    print(losses.mean().item())
+"""
+SQUARE, CLIPPED = "(out_of(params, x) - y).square().mean()", "(1 / norm).clamp(max=1)"
+
+
+@pytest.mark.parametrize(
+    ("loss", "scale", "told"),
+    [
+        ("torch.log(out_of(params, x) - y).mean()", CLIPPED, "log_of_negative"),
+        ("(out_of(params, x) * 0).mean().sqrt()", CLIPPED, "sqrt_gradient_at_zero"),
+        (SQUARE, "(norm - norm) / (norm - norm)", "divide_by_zero"),
+    ],
+)
+def test_a_fault_under_function_transforms_is_told_operation_and_line(
+    tmp_path: Path, loss: str, scale: str, told: str
+) -> None:
+    status, _, said = run(tmp_path, TRANSFORMED.format(loss=loss, scale=scale), "--fail")
+    assert status == 1
+    assert f"[{told}]" in said
+    assert (f"return {loss}" if scale == CLIPPED else f"scale = {scale}") in said
+    assert "bad_label" not in said
+
+
+@pytest.mark.tier(2)
+def test_function_transforms_give_what_they_do_and_clean_ones_are_clean(tmp_path: Path) -> None:
+    program = (
+        TRANSFORMED.format(loss=SQUARE, scale=CLIPPED)
+        + """
+print(hessian(lambda x: (x ** 3).sum())(torch.arange(3.0)).sum().item(), vmap(torch.dot).__name__)
+print(torch.compile(vmap(grad(lambda x: x.sin())), backend="eager", fullgraph=True)(torch.ones(2)))
+@torch.compile(backend="eager", fullgraph=True)
+def slopes(x):
+    return torch.vmap(torch.func.grad(lambda x: x.sin()))(x)
+print(slopes(torch.ones(2)))
+"""
+    )
+    status, out, said = run(tmp_path, program, "--fail")
+    assert status == 0
+    assert "AnynanWarning" not in said
+    assert out.splitlines()[-3:] == ["18.0 dot", *["tensor([0.5403, 0.5403])"] * 2]
