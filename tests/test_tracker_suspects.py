@@ -28,7 +28,7 @@ def seen_by_a_watcher(*operations: str, batch: Any) -> Replay:
 def test_a_contained_origin_is_shown_as_a_suspect() -> None:
     tracker = forward_only(one("copy"))
     seen = seen_by_a_watcher("log", "nan_to_num", batch=BAD)
-    inside(tracker).judge.operations(inside(tracker).judge.rows(), seen)
+    inside(tracker).judge.operations(inside(tracker).judge.rows(), lambda: seen)
     (event,) = tracker.events
     assert (event.severity, event.layer, event.kind) == ("suspect", "layer", "nan")
     assert event.operation is not None
@@ -44,7 +44,9 @@ def test_a_contained_origin_is_shown_as_a_suspect() -> None:
 def test_a_harmful_origin_that_no_reading_showed_is_bad() -> None:
     tracker = forward_only(one("copy"))
     seen = seen_by_a_watcher("log", batch=BAD)
-    event = failure(inside(tracker).judge.operations, inside(tracker).judge.rows(), seen).event
+    event = failure(
+        inside(tracker).judge.operations, inside(tracker).judge.rows(), lambda: seen
+    ).event
     assert event.operation is not None
     assert (event.layer, event.operation.name) == ("layer", "log")
     assert adapter_of(tracker).replays == 0
@@ -54,7 +56,7 @@ def test_what_the_watcher_saw_is_never_said_to_be_missing() -> None:
     tracker = forward_only(one("copy"), action="record")
     seen = seen_by_a_watcher("log", batch=BAD)
     for _ in range(5):
-        inside(tracker).judge.operations(inside(tracker).judge.rows(), seen)
+        inside(tracker).judge.operations(inside(tracker).judge.rows(), lambda: seen)
         inside(tracker).judge.settle(inside(tracker).judge.close_step())
     (event,) = tracker.events
     assert (event.notes, event.times) == ((), 5)
@@ -66,8 +68,8 @@ def test_a_step_that_failed_already_is_not_reported_twice() -> None:
     tracker = forward_only(one("log"), action="record")
     rows = inside(tracker).judge.rows()
     seen = seen_by_a_watcher("log", batch=BAD)
-    inside(tracker).judge.operations(rows, seen)
-    inside(tracker).judge.operations(rows, seen)
+    inside(tracker).judge.operations(rows, lambda: seen)
+    inside(tracker).judge.operations(rows, lambda: seen)
     assert tracker.count("bad") == 1
 
 

@@ -243,7 +243,7 @@ class ArraySession(Calls):
         try:
             if self.options.level == "operation" and rows.failed is None:
                 self.tracker.judge.review(rows)
-                self.tracker.judge.operations(rows, tape.replay())
+                self.tracker.judge.operations(rows, tape.replay)
         finally:
             try:
                 self.tracker.judge.settle(rows)

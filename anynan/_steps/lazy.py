@@ -22,8 +22,7 @@ from anynan._diagnosis.trials import Attempt
 from anynan._readings.readings import Reading
 from anynan._readings.step import Step
 from anynan._steps.adapter import BaseAdapter
-from anynan._steps.messages import STEPS_UNSEEN
-from anynan.errors import AnomalyError, reason
+from anynan.errors import AnomalyError
 from anynan.events import Phase
 
 
@@ -178,12 +177,7 @@ class LazyAdapter(BaseAdapter):
         if judge.level != "operation" or rows.failed is not None:
             return
         judge.review(rows)
-        try:
-            seen = self._again(None).replay()
-        except Exception as error:  # noqa: BLE001  the program itself goes on
-            judge.say(STEPS_UNSEEN(why=reason(error)))
-            return
-        judge.operations(rows, seen)
+        judge.operations(rows, lambda: self._again(None).replay())
 
     # Readings.
 

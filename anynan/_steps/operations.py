@@ -9,6 +9,7 @@ from typing import Any
 from anynan._base import tracebacks
 from anynan._base.sources import is_library
 from anynan._diagnosis.agreement import divergence, same_end
+from anynan._diagnosis.evidence import ReplayError
 from anynan._diagnosis.kinds.operations import contained
 from anynan._diagnosis.lineage import PLACING, OpRecord, Replay, Sink, trace
 from anynan._diagnosis.messages import CONTAINED
@@ -40,16 +41,23 @@ class Operations:
         self._seen: Counter[Any] = Counter()
         self.clear = self._seen.clear
 
-    def judge(self, step: Step, seen: Replay) -> None:
+    def judge(self, step: Step, look: Callable[[], Replay | None]) -> None:
         """Judge what an operation-level watcher saw of a whole step.
+
+        Args:
+            step: The step.
+            look: Gives what was seen, in this run or in another; None where nothing was.
 
         Raises:
             AnomalyError: As the tracker's action says.
         """
         try:
+            seen = look()
+            if seen is None:
+                return
             lineage = trace(seen.records, seen.sinks)
         except Exception as error:  # noqa: BLE001  never break the user's program
-            why = f"the operations of step {step.number} could not be judged: {reason(error)}"
+            why = str(error) if isinstance(error, ReplayError) else reason(error)
             self._notes.say(messages.STEPS_UNSEEN(why=why))
             return
         for record in () if self._escalator.left else lineage.contained:

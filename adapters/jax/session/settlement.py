@@ -19,7 +19,6 @@ from anynan._readings.readings import ProbePoint, Reading
 from anynan._steps import producers
 from anynan._steps.adapter import BaseAdapter
 from anynan._steps.inputs import ANYTHING
-from anynan._steps.messages import STEPS_UNSEEN
 from anynan._steps.tracked import Tracked
 from anynan.events import CARRIED, STATE
 from anynan.jax.messages import CRASH_UNREAD, PART_UNREAD
@@ -79,7 +78,7 @@ class StepReader(BaseAdapter):
         self._local.step = step
         try:
             if self.options.level == "operation" and not step.handed_on:
-                self._every_operation(step)
+                self.tracker.judge.operations(rows, lambda: self._seen(step, everything))
             if step.read[:, 0].any() and not step.handed_on:
                 self._look_back(step)
             self.tracker.judge.settle(rows)
@@ -323,16 +322,6 @@ class StepReader(BaseAdapter):
         ]
         if norms:
             self.tracker.judge.guard(step.rows, math.hypot(*norms))
-
-    def _every_operation(self, step: Step) -> None:
-        """Look at every operation of a step."""
-        try:
-            seen = self._seen(step, everything)
-        except Exception as error:  # noqa: BLE001  the readings are judged all the same
-            self.tracker.judge.say(STEPS_UNSEEN(why=f"{type(error).__name__} {error}"))
-            return
-        if seen is not None:
-            self.tracker.judge.operations(step.rows, seen)
 
     def _live(self, step: Step, watch: Watch) -> None:
         """Let the core look at what is still there of a bad step."""

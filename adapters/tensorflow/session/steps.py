@@ -11,7 +11,6 @@ from anynan._diagnosis.lineage import Replay
 from anynan._readings import step as core
 from anynan._readings.moves import due, moved, stride
 from anynan._readings.readings import ProbePoint
-from anynan._steps.messages import STEPS_UNSEEN
 from anynan.errors import AnomalyError
 from anynan.tensorflow.read.buffers import Block
 from anynan.tensorflow.read.places import Places
@@ -217,7 +216,8 @@ class Steps(Part):
         try:
             if rows is not None:
                 if self._options.level == "operation" and rows.failed is None:
-                    self._every_operation(rows, state.step)
+                    step = state.step
+                    tracker.judge.operations(rows, lambda: self._every_operation(rows, step))
                 tracker.judge.settle(rows)
                 if rows.failed is not None and updated:
                     tracker.judge.applied_bad_update(rows)
@@ -245,21 +245,16 @@ class Steps(Part):
         finally:
             state.after = False
 
-    def _every_operation(self, rows: core.Step, step: Step | None) -> None:
+    def _every_operation(self, rows: core.Step, step: Step | None) -> Replay | None:
         """Run a step again that went well, and look at every operation of it."""
         if step is None:
-            return
-        try:
-            seen = self._replays.replay(step, failed=False)
-        except ReplayError as error:
-            self._tracker.judge.say(STEPS_UNSEEN(why=str(error)))
-            return
+            return None
+        seen = self._replays.replay(step, failed=False)
         parted = divergence(rows, rows.reading(len(rows.lo) - 1), seen.passed) if rows.lo else None
         if parted is not None:
             why = f"a second run saw other values than the first, and is not believed: {parted}"
-            self._tracker.judge.say(STEPS_UNSEEN(why=why))
-            return
-        self._tracker.judge.operations(rows, seen)
+            raise ReplayError(why)
+        return seen
 
 
 def _of(root: tuple[Any, str, Any, Any]) -> str:

@@ -352,4 +352,4 @@ class Steps:
         state.operations = None  # only now: an interrupt may come at any line
         if rows is not None:
             state.slots.read()
-            self.tracker.judge.operations(rows, seen)
+            self.tracker.judge.operations(rows, lambda: seen)
