@@ -171,3 +171,30 @@ def test_masks_and_norms_stay_silent(make):
         model.fit(x, np.ones((2, 1)), verbose=0, epochs=2)
     assert not tracker.events
     assert not inside(tracker).notes
+
+
+def test_a_first_batch_that_makes_the_weights_and_spoils_them_is_run_again_with_what_they_were():
+    class Own(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.inner = keras.Sequential([keras.layers.Dense(3), keras.layers.Dense(1)])
+
+        def train_step(self, batch):
+            x, y = batch
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((self.inner(x) - y) ** 2)
+                loss = loss / tf.reduce_sum(y - y)  # bad loss
+            slopes = tape.gradient(loss, self.trainable_variables)
+            self.optimizer.apply_gradients(zip(slopes, self.trainable_variables, strict=True))
+            return {}
+
+        def call(self, x):
+            return self.inner(x)
+
+    model = Own()
+    model.compile("sgd")
+    with anynan.keras.track(model, action="record") as tracker:
+        model.fit(*data(), verbose=0)
+    event = tracker.events[0]
+    assert (event.step, event.operation.name) == (0, "divide")
+    assert event.operation.source.line == models.line(__file__, "bad loss")

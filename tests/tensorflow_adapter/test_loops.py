@@ -251,3 +251,37 @@ def test_on_one_replica_a_second_run_begins_with_the_weights_from_before_the_upd
     script.write_text(REPLICAS.replace('["CPU:0", "CPU:1"]', '["CPU:0"]'))
     ended = python("-m", "anynan", "run", script, cwd=tmp_path)
     assert re.search(r"op +log +replica\.py:12 in one", ended.stderr), ended.stderr
+
+
+COMPILED = """\
+import tensorflow as tf
+
+tf.random.set_seed(0)
+
+class Model(tf.Module):
+    built = False
+
+    @tf.function
+    def __call__(self, x):
+        if not self.built:
+            self.w = tf.Variable(tf.random.normal((4, 3)))
+            self.b = tf.Variable(tf.zeros((3,)))
+            self.built = True
+        return x @ self.w + tf.math.log(self.b)  # here
+
+model = Model()
+for _ in range(3):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(model(tf.random.normal((16, 4))) ** 2)
+    for slope, weight in zip(tape.gradient(loss, model.variables), model.variables):
+        weight.assign_sub(0.1 * slope)
+"""
+
+
+@pytest.mark.tier(2)
+def test_a_compiled_model_under_a_tape_of_the_programs_own_is_opened(tmp_path):
+    script = tmp_path / "program.py"
+    script.write_text(COMPILED)
+    ended = python("-m", "anynan", "run", script, cwd=tmp_path)
+    assert re.search(rf"op +log +program\.py:{line(script, 'here')} in __call__", ended.stderr)
+    assert "stale-graph" not in ended.stderr, ended.stderr

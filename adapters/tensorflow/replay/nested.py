@@ -25,17 +25,6 @@ def in_place(state: State, layers: Iterable[Any], *, unrolled: bool) -> Iterator
             layer.unroll = False
 
 
-def _run(fn: Any, args: Any, kwargs: Any) -> Any:
-    return fn(*args, **kwargs)
-
-
-def call(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call what a compiled function was made of, with its control flow as it was compiled."""
-    # Converted, our own call hands the function on to be converted, and its lines are kept.
-    converted: Callable[..., Any] = tf.autograph.to_graph(_run)
-    return converted(fn.python_function, args, kwargs)
-
-
 def anew(fn: Any, *first: Callable[[], None]) -> Any:
     """Make a compiled function again, which was not traced yet.
 

@@ -228,10 +228,12 @@ class Programs(Part):
         graph = concrete.graph
         known = zip(made.leaves, graph.inputs, strict=False)
         weights = {p.op.name: made.weights[i] for i, p in known if i in made.weights}
+        pairs = list(zip(concrete.captured_inputs, graph.inputs[len(leaves) :], strict=True))
+        more, variables = _captured(graph, pairs, [])
+        feeds = [*leaves, *more]
         return Program(
-            graph, graph.inputs, self._traces.of(graph), [*leaves, *concrete.captured_inputs],
-            {}, {}, weights=weights,
-        )  # fmt: skip
+            graph, graph.inputs, self._traces.of(graph), feeds, {}, variables, weights=weights
+        )
 
     def _fed(self, step: Step, fn: Any, graph: Any, captured: list[Any]) -> Program:
         """Find what a graph is to be run on.

@@ -97,11 +97,65 @@ class Note(NamedTuple):
         return call
 
 
+class Call(NamedTuple):
+    """Hold a call of a compiled function: all that is in it is made again.
+
+    Attributes:
+        fn: The function.
+        args: What it was called with.
+        kwargs: Likewise.
+        outputs: Its results.
+        layer: As of a note.
+        kind: What TensorFlow calls it.
+    """
+
+    fn: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    outputs: tuple[Any, ...]
+    layer: tuple[Any, int] | None
+    kind: str = "PartitionedCall"
+
+    @property
+    def inputs(self) -> tuple[Any, ...]:
+        """Give the tensors among what it was called with."""
+        return _tensors((self.args, self.kwargs))
+
+    def graph(self) -> Any:
+        """Give what it was compiled to."""
+        return self.fn.get_concrete_function(*self.args, **self.kwargs).graph
+
+    def runs(self) -> bool:
+        """Tell whether it can be made again: it draws nothing, and writes to no variable."""
+        nodes = self.graph().get_operations()
+        return not any(node.type in names.RANDOM or "Assign" in node.type for node in nodes)
+
+    def again(self, held: dict[int, Any]) -> list[Any]:
+        """Make it in a graph, as a note is made."""
+        given = tf.nest.map_structure(lambda x: held.get(id(x), x), (self.args, self.kwargs))
+        return list(_tensors(in_place(self.fn, *given)))
+
+
+def _run(fn: Any, args: Any, kwargs: Any) -> Any:
+    return fn(*args, **kwargs)
+
+
+def in_place(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call what a compiled function was made of, with its control flow as it was compiled."""
+    # Converted, our own call hands the function on to be converted, and its lines are kept.
+    converted: Callable[..., Any] = tf.autograph.to_graph(_run)
+    return converted(fn.python_function, args, kwargs)
+
+
+def _tensors(value: Any) -> tuple[Any, ...]:
+    return tuple(x for x in tf.nest.flatten(value) if isinstance(x, tf.Tensor))
+
+
 class Record:
     """Note what runs outside of graphs in this thread, while it is on."""
 
     def __init__(self) -> None:
-        self.notes: list[Note] = []
+        self.notes: list[Note | Call] = []
         self._inside: list[tuple[Any, int]] = []
         self._calls: dict[int, int] = {}
         self._on = True
@@ -123,6 +177,16 @@ class Record:
         self.notes.append(
             Note(kind, tuple(inputs), tuple(attributes), tuple(outputs), frames(), layer)
         )
+
+    def call(self, run: Callable[..., Any], fn: Any, args: Any, kwargs: Any) -> Any:
+        """Run a compiled function, and note it as a whole."""
+        if not self._on or tf.config.functions_run_eagerly():
+            return run(*args, **kwargs)
+        with self.off():
+            out = run(*args, **kwargs)
+        layer = self._inside[-1] if self._inside else None
+        self.notes.append(Call(fn, args, kwargs, _tensors(out), layer))
+        return out
 
     @contextmanager
     def off(self) -> Iterator[None]:
@@ -184,7 +248,7 @@ class Differentiated(NamedTuple):
         incoming: The gradient it begins with, None for ones.
     """
 
-    notes: tuple[Note, ...]
+    notes: tuple[Note | Call, ...]
     target: Any
     incoming: Any
 
@@ -198,9 +262,9 @@ class Differentiated(NamedTuple):
             ReplayError: If that is nothing.
         """
         wanted = {id(x) for _, x in tensors(self.target, "loss")}
-        needed: list[Note] = []
+        needed: list[Note | Call] = []
         for note in reversed(self.notes):
-            if note.runs() and any(id(x) in wanted for x in note.outputs):
+            if any(id(x) in wanted for x in note.outputs) and note.runs():
                 needed.append(note)
                 wanted |= {id(x) for x in note.inputs}
         needed.reverse()
@@ -222,7 +286,10 @@ class Differentiated(NamedTuple):
             if name is not None:
                 read[i] = name
         paths = {id(layer): path for path, layer in layers.alive().items()}
-        return Made(self, needed, leaves, read, paths)
+        calls = (note for note in needed if isinstance(note, Call))
+        inside = {id(v): v for call in calls for v in call.graph().variables}
+        mine = [v for v in inside.values() if layers.weights.name(v)]
+        return Made(self, needed, leaves, read, paths, mine)
 
 
 class Made(NamedTuple):
@@ -234,13 +301,15 @@ class Made(NamedTuple):
         leaves: What it begins with, by id.
         weights: The weight that one of those is, by id.
         paths: The watched layers' paths, by id.
+        inside: The weights that compiled functions read by themselves.
     """
 
     of: Differentiated
-    notes: list[Note]
+    notes: list[Note | Call]
     leaves: dict[int, Any]
     weights: dict[int, str]
     paths: dict[int, str]
+    inside: list[Any]
 
     def function(
         self, trace: Callable[[], Trace], layer: Callable[[str], str], *first: Callable[[], None]
@@ -266,13 +335,13 @@ class Made(NamedTuple):
                         zip(map(id, note.outputs), self._again(note, known, held), strict=True)
                     )
             target = tf.nest.map_structure(lambda x: held.get(id(x), x), self.of.target)
-            slopes = tape.gradient(
-                target, [x for _, x in watched], output_gradients=self.of.incoming
-            )
+            sources = [*(x for _, x in watched), *self.inside]
+            slopes = tape.gradient(target, sources, output_gradients=self.of.incoming)
             frame = Frame(graph, replaying=True)
-            for label, x in tensors(target, "loss"):
+            # Where it is asked for those of variables, that reads them, and the loss.
+            for label, x in tensors(() if self.inside else target, "loss"):
                 frame.take(x, None, "loss", label)
-            for (i, _), slope in zip(watched, slopes, strict=True):
+            for (i, _), slope in zip(watched, slopes, strict=False):
                 name = self.weights[i]
                 for _, x in tensors(slope, ""):
                     label = f"grad of {name.rpartition('.')[2]}"
@@ -281,10 +350,11 @@ class Made(NamedTuple):
 
         return run
 
-    def _again(self, note: Note, trace: Trace, held: dict[int, Any]) -> list[Any]:
+    def _again(self, note: Note | Call, trace: Trace, held: dict[int, Any]) -> list[Any]:
         with tf.name_scope("note") as scope:
             place = scope.rstrip("/")
-            trace.lines[place] = note.trace()
+            if isinstance(note, Note):
+                trace.lines[place] = note.trace()
             path = None if note.layer is None else self.paths.get(id(note.layer[0]()))
             if note.layer is None or path is None:
                 return note.again(held)

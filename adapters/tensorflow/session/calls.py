@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import tensorflow as tf
@@ -266,6 +266,10 @@ class Calls(Part):
         state = self._state
         if state.replaying:
             return run(*args, **kwargs)
+        if not (fn.experimental_get_tracing_count() or self._layers.whole()):
+            # Tracing makes the weights: what they hold before the first update is wanted.
+            with suppress(Exception):  # the call itself raises it
+                self.compiling(fn.get_concrete_function, fn, *args, **kwargs)
         known = fn in self._known
         kept = self._steps.keep() if known or fn not in self._asked else []
         self._steps.look()
@@ -358,8 +362,11 @@ class Calls(Part):
             self._asked.add(fn)
 
     def _ask(self, fn: Any, count: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Find out, once, whether a function without checks ran the tracked weights."""
-        if fn in self._asked or not count:
+        """Find out, once, whether a function without checks ran the tracked weights.
+
+        Nobody called ``track`` for what was found: its weights are known from their gradients on.
+        """
+        if fn in self._asked or not count or self._tracker.judge.subject.found:
             return
         self._asked.add(fn)
         try:

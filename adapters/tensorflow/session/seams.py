@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from anynan._base.patches import Patches, owner_of, through
-from anynan.tensorflow.replay import nested, taped
+from anynan.tensorflow.replay import taped
 
 # Gives a session of this adapter while it lives: each is known here, and knows this module.
 Finds = Callable[[], Any]
@@ -237,7 +237,7 @@ def _function_call(original: Any) -> Any:
         run = functools.partial(original, self)
         inside = tf.inside_function()
         if inside and any(session.state.inline for session in SEAMS.sessions):
-            return nested.call(self, args, kwargs)
+            return taped.in_place(self, args, kwargs)
         for session in SEAMS.sessions:
             if not session.paused and session.runs(self, args, kwargs):
                 return session.call(self, args, kwargs)
@@ -245,7 +245,8 @@ def _function_call(original: Any) -> Any:
             if not session.paused:
                 around = session.calls.compiling if inside else session.calls.function
                 run = functools.partial(around, run, self)
-        return run(*args, **kwargs)
+        record = None if inside else taped.running()
+        return run(*args, **kwargs) if record is None else record.call(run, self, args, kwargs)
 
     return __call__
 
