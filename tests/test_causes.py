@@ -107,6 +107,11 @@ def test_unknown_never_guesses() -> None:
         assert cause.evidence
 
 
+def test_where_no_rule_fits_the_fix_says_what_the_operation_accepts() -> None:
+    cause = explain(case(op("corrcoef", self=held(1.0, 2.0))))
+    assert "what corrcoef accepts (no row of equal numbers);" in cause.fix
+
+
 def test_no_situation_breaks_a_rule() -> None:
     """An adapter may know little, or strange things, of an operation."""
     names = sorted({name for rule in RULES for name in rule.operations})

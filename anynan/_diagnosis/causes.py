@@ -5,7 +5,7 @@ from anynan._diagnosis.rules import RULES, Rule, Situation
 from anynan._diagnosis.rules.evidence import called, facts, infinite, literal, seen
 from anynan._diagnosis.rules.repair import split
 from anynan._diagnosis.rules.situation import BACKWARD, BOTH, FORWARD
-from anynan._diagnosis.vocabulary import cell
+from anynan._diagnosis.vocabulary import EVERYWHERE, cell, domain
 from anynan.errors import reason
 from anynan.events import Cause
 
@@ -105,10 +105,12 @@ def _unknown(s: Situation) -> Cause:
         )
     finite = all(item.summary is not None and not item.summary.bad for item in s.operands)
     given = " from finite operands" if finite and s.operands else ""
+    accepted = domain(s.operation)
+    names["accepted"] = "" if accepted in ("", EVERYWHERE) else f" ({accepted})"
     return Cause(
         UNKNOWN,
         f"{origin} made {{kind}}{given}; no rule of anynan fits".format(**names),
-        "compare these operands with what {op} accepts; if the reason is a common one, please "
+        "compare these operands with what {op} accepts{accepted}; if the reason is a common one, please "
         "report it so that anynan can name it".format(**names),
         values,
     )
