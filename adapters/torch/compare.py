@@ -65,6 +65,7 @@ class TorchSide(Runner):
         for name, model in self.models.items():
             for path, module in model.named_modules():
                 self.paths.setdefault(module, join(name, clean_path(path, model)))
+        self.layers = {path: module for module, path in self.paths.items()}
         self.compiled = [path for module, path in self.paths.items() if is_compiled(module)]
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:

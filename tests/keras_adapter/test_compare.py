@@ -69,6 +69,15 @@ def test_a_right_port_is_within_rounding(model: Any) -> None:
 def test_the_wrong_layer_of_a_port_is_named(model: Any) -> None:
     found = anynan.compare(model, Port(model, eps=1e-5), X)
     assert found.place.layer == "norm"
+    assert not found.settings, "PyTorch means something else by momentum"
+
+
+def test_a_setting_that_differs_is_named(model: Any) -> None:
+    copy = keras.models.clone_model(model)
+    copy.set_weights(model.get_weights())
+    copy.get_layer("norm").epsilon = 1e-5
+    found = anynan.compare(model, copy, X)
+    assert found.settings == (("epsilon", 1e-3, 1e-5),)
 
 
 def test_a_kernel_that_was_ported_wrong_is_named(model: Any) -> None:

@@ -78,6 +78,7 @@ def test_the_layer_whose_eps_differs_is_named(model: Net, x: torch.Tensor) -> No
     assert (found.place.layer, found.place.way) == ("blocks.1.norm", "forward")
     assert str(found).startswith("First in `blocks.1.norm`, ")
     assert "everything before is identical" in str(found)
+    assert "  setting eps is 1e-05 in the first, 0.0001 in the second\n" in str(found)
 
 
 def test_a_layers_own_arithmetic_is_named_with_its_line(model: Net, x: torch.Tensor) -> None:
@@ -87,6 +88,7 @@ def test_a_layers_own_arithmetic_is_named_with_its_line(model: Net, x: torch.Ten
     assert found.place.layer == "blocks.2"
     assert (found.operation.last, found.operation.name) == ("gelu", "multiply")
     assert found.operation.source.text == "h = h * self.scale"
+    assert found.settings == (("scale", 1.0, 1.01),)
 
 
 def test_a_weight_that_differs_is_the_reason(model: Net, x: torch.Tensor) -> None:

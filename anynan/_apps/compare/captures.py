@@ -255,9 +255,11 @@ class Runner:
         can_widen: Whether it can compute in float64 what is in float32.
         can_give: Whether layers can be given other inputs.
         can_look_inside: Whether the operations of one layer can be taken.
+        layers: Its layers by path, where these are objects that hold their settings.
     """
 
     backend: str
+    layers: Mapping[str, Any] = {}
     can_widen = False
     can_give = False
     can_look_inside = False
@@ -270,6 +272,20 @@ class Runner:
             wish: How to run.
         """
         raise NotImplementedError
+
+
+def settings_of(layer: Any) -> dict[str, Any]:
+    """Give a layer's settings: its public attributes that are words, numbers or some of these."""
+
+    def is_plain(x: Any) -> bool:
+        return x is None or isinstance(x, bool | int | float | str)
+
+    return {
+        name: value
+        for name, value in getattr(layer, "__dict__", {}).items()
+        if not name.startswith("_") and name not in ("name", "training")
+        if is_plain(value) or (isinstance(value, tuple) and all(map(is_plain, value)))
+    }
 
 
 def cotangent(shape: tuple[int, ...], number: int) -> Array:

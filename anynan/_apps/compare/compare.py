@@ -16,6 +16,7 @@ from anynan._apps.compare.captures import (
     RunRequest,
     Taken,
     Way,
+    settings_of,
 )
 from anynan._apps.compare.comparison import BEYOND, Comparison, Parting, Row, Turn
 from anynan._apps.compare.distances import apart, holds, nearest, summed
@@ -217,7 +218,8 @@ class _Comparing:
             rows = self._local(rows, mine, unit)
         notes = dict.fromkeys((*mine.notes, *theirs.notes))
         return Comparison(
-            place, tuple(rows), operation, self._weights(mine, theirs, unit, place), turns,
+            place, tuple(rows), operation, self._weights(mine, theirs, unit, place),
+            self._settings(place), turns,
             tuple(dict.fromkeys(holes)), unit, tuple(notes), self.limit,
         )  # fmt: skip
 
@@ -372,6 +374,21 @@ class _Comparing:
             left = left[found + 1 :]
             last = x.name
         return None
+
+    def _settings(self, place: Row | None) -> tuple[tuple[str, Any, Any], ...]:
+        """Give the settings of the layer that parts which the two have otherwise.
+
+        Another framework's mean something else by the same name, as ``momentum``.
+        """
+        second = self.second
+        if place is None or place.other is None or second is None:
+            return ()
+        if self.first.backend != second.backend:
+            return ()
+        mine = settings_of(self.first.layers.get(place.layer))
+        theirs = settings_of(second.layers.get(place.other))
+        both = [name for name in mine if name in theirs]
+        return tuple((x, mine[x], theirs[x]) for x in both if mine[x] != theirs[x])
 
     def _precision(self, mine: Capture, theirs: Capture) -> bool:
         second = self.second

@@ -2,6 +2,7 @@
 
 import math
 import os
+import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -112,6 +113,7 @@ class Comparison:
         operation: Which operation of that layer's own code differs first, if it is known.
         weights: Weights of the two models that differ, by the first model's names, with the
             relative distance.
+        settings: Of that layer, those that differ: name, the first one's, the second one's.
         turns: Discrete choices that differ.
         holes: What has no partner or could not be compared.
         unit: The unit roundoff of the coarser side.
@@ -123,6 +125,7 @@ class Comparison:
     rows: tuple[Row, ...]
     operation: Parting | None = None
     weights: tuple[tuple[str, float], ...] = ()
+    settings: tuple[tuple[str, Any, Any], ...] = ()
     turns: tuple[Turn, ...] = ()
     holes: tuple[str, ...] = ()
     unit: float = 0.0
@@ -256,6 +259,9 @@ class Comparison:
                 if math.isnan(far):
                     said = "holds NaN or Inf in one of the two, and not in the other"
             lines.append(f"  weight  {printed(name)} {said}")
+        for name, x, y in self.settings[:3]:
+            first, second = reprlib.repr(x), reprlib.repr(y)
+            lines.append(f"  setting {name} is {first} in the first, {second} in the second")
         if not mine and found is not None:
             if found.last is not None:
                 lines.append(f"  agree   up to {found.last}")
