@@ -110,8 +110,8 @@ def _unknown(s: Situation) -> Cause:
     return Cause(
         UNKNOWN,
         f"{origin} made {{kind}}{given}; no rule of anynan fits".format(**names),
-        "compare these operands with what {op} accepts{accepted}; if the reason is a common one, please "
-        "report it so that anynan can name it".format(**names),
+        "compare these operands with what {op} accepts{accepted}; if the reason is a common one, "
+        "please report it so that anynan can name it".format(**names),
         values,
     )
 
