@@ -2,7 +2,7 @@
 
 import functools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -140,7 +140,7 @@ def variables_of(layer: Any) -> Iterator[tuple[str, Any]]:
 
 @contextmanager
 def watching(
-    layers: dict[str, Any], before: Callable[..., Any], after: Callable[..., Any]
+    layers: Mapping[str, Any], before: Callable[..., Any], after: Callable[..., Any]
 ) -> Iterator[None]:
     """Stand at the calls of layers.
 
