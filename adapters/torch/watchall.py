@@ -9,8 +9,8 @@ import threading
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from types import FrameType, FunctionType
 from typing import Any
@@ -89,7 +89,7 @@ def watch_all(options: Options, found: Found) -> Callable[[], None]:
     warnings.filterwarnings("always", module=re.escape(noted.__name__))
     rule = warnings.filters[0]
     watch = Watch(options, found)
-    noted.everywhere = watch.around, watch.loss
+    noted.everywhere, noted.unread = (watch.around, watch.loss), _unread
     noted.begin().put()
 
     @between_graphs
@@ -111,7 +111,7 @@ def watch_all(options: Options, found: Found) -> Callable[[], None]:
         noted.away()
         with suppress(Exception):
             watch.finish()
-        noted.everywhere = None
+        noted.everywhere, noted.unread = None, nullcontext
         noted.end()
         patches.undo()
         if rule in warnings.filters:
@@ -124,6 +124,15 @@ class _Inside(threading.local):
     """Tell whether this thread is in a module's call."""
 
     call = False
+
+
+@contextmanager
+def _unread() -> Iterator[None]:
+    """Have every watched model read nothing."""
+    with ExitStack() as stack:
+        for each in watching():
+            stack.enter_context(each.steps.threads.state().aside())
+        yield
 
 
 class Finder:
@@ -188,7 +197,9 @@ class Finder:
                     modules = find_modules(model, args, kwargs)
                     for module in modules.values():
                         self.look(module)
-                    if isinstance(model, FunctionType) and not modules:
+                    # A buffer would be written again, and a graph may hold it.
+                    writes = any(next(x.buffers(), None) is not None for x in modules.values())
+                    if isinstance(model, FunctionType) and not writes:
                         again[:] = [None if find_iterators(model) else model]
                 return noted.called(made, again[0], args, kwargs, sys._getframe(1))
 

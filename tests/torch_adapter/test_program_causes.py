@@ -141,3 +141,78 @@ print(slopes(torch.ones(2)))
     assert status == 0
     assert "AnynanWarning" not in said
     assert out.splitlines()[-3:] == ["18.0 dot", *["tensor([0.5403, 0.5403])"] * 2]
+
+
+WRITES = """
+import torch
+torch.manual_seed(0)
+class Layer(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.nn.Linear(1, 1)
+    def forward(self, x):
+        apart = (x - x[:1]).square().sum(1, keepdim=True)
+        x += self.scale(apart) / divisor
+        return x
+model = Layer()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for i in range(4):
+    divisor = torch.tensor(float({finite}))
+    x = torch.randn(6, 2)
+    loss = model(x.detach()).square().mean()
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+    print(loss.item())
+"""
+
+
+def test_a_model_that_writes_into_its_input_is_run_again_with_what_it_was(tmp_path: Path) -> None:
+    said = run(tmp_path, WRITES.format(finite="i != 2"))[2]
+    assert "op divide" in said
+    assert "x += self.scale(apart) / divisor" in said
+    assert "[divide_by_zero]" in said
+    assert "[replay-input-changed]" not in said
+
+
+def test_an_input_that_the_call_itself_made_bad_is_not_said_to_have_come_in(
+    tmp_path: Path,
+) -> None:
+    first = run(tmp_path, WRITES.format(finite="i > 5"))[2].partition("anynan: ")[0]
+    assert "first appeared in the forward pass of step 0" in first
+    assert "[replay-input-changed]" in first
+    assert "bad input" not in first
+    assert "came in" not in first
+
+
+COMPILED = """
+import torch
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(4, 8), {between}, torch.nn.Linear(8, 1))
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+@torch.compile(backend="eager")
+def loss_of(x):
+    return {loss}
+for i in range(3):
+    loss = loss_of(torch.randn(8, 4))
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+    print(loss.item(), getattr(model[1], "num_batches_tracked", i))
+"""
+
+
+@pytest.mark.tier(2)
+def test_a_compiled_function_that_runs_a_model_names_its_operation(tmp_path: Path) -> None:
+    loss = "torch.log(model(x) - 9).mean()"
+    said = run(tmp_path, COMPILED.format(loss=loss, between="torch.nn.Dropout(0.1)"))[2]
+    told = said.split("AnynanWarning: ")[1:]
+    assert "op log" in told[0]
+    assert f"return {loss}" in told[0]
+    assert all("2 times" in each or "3 times" in each for each in told[1:])
+
+
+@pytest.mark.tier(2)
+@pytest.mark.parametrize("loss", ["torch.log(model(x) - 9).mean()", "model(x).square().mean()"])
+def test_a_compiled_function_writes_its_buffers_once(tmp_path: Path, loss: str) -> None:
+    program = COMPILED.format(loss=loss, between="torch.nn.BatchNorm1d(8)")
+    status, out, said = run(tmp_path, program, "--fail")
+    assert status == ("log" in loss)
+    assert ("AnynanWarning" in said) == ("log" in loss)
+    assert [line.split()[1] for line in out.splitlines()] == [f"tensor({i})" for i in (1, 2, 3)]

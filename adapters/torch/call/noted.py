@@ -13,7 +13,7 @@ import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from types import CodeType, FrameType, FunctionType
 from typing import Any, NamedTuple
 
@@ -614,6 +614,8 @@ _here = _Here()
 # Where the whole program is noted, and not only what is behind a model's call: what is called with
 # each backward pass, and with what the program reads.
 everywhere: tuple[Any, Any] | None = None
+# Has watched models read nothing while a function of the program's runs again.
+unread: Callable[[], AbstractContextManager[Any]] = nullcontext
 _all: "weakref.WeakValueDictionary[int, Notes]" = weakref.WeakValueDictionary()
 _waiting: list[Any] = []
 

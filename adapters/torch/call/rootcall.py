@@ -17,11 +17,15 @@ from anynan._reach import Items
 from anynan.events import Source
 from anynan.torch.call.randomstate import RandomState
 from anynan.torch.call.regions import inside
-from anynan.torch.private import casts, version
+from anynan.torch.private import casts, tree_map, version
 from anynan.torch.read.paths import inner
 
 if TYPE_CHECKING:
     from anynan.torch.call.reached import Began
+
+
+# So many bytes of an input are copied, where a model writes into it.
+APART = 2**20
 
 
 def _released() -> None:
@@ -140,6 +144,18 @@ class RootCall:
     def changed(self) -> bool:
         """Tell whether an input was changed in place since the call."""
         return any((x := ref()) is not None and version(x) != count for ref, count in self.versions)
+
+    def set_apart(self) -> None:
+        """Hold copies of small inputs: the model writes into what it is given."""
+        inputs = {id(x): x for x in self.living() if not x.requires_grad and x.nbytes <= APART}
+        with torch.no_grad():
+            copies = {key: x.clone() for key, x in inputs.items()}
+
+        def copy_of(x: Any) -> Any:
+            return copies.get(id(x), x)
+
+        self.args, self.kwargs = tree_map(copy_of, self.args), tree_map(copy_of, self.kwargs)
+        self.versions = [(ref, count) for ref, count in self.versions if id(ref()) not in inputs]
 
     def living(self) -> list[torch.Tensor]:
         """List what it was given, as far as that is there."""

@@ -155,6 +155,9 @@ class Replays:
             found = self.tails.before(state.thread.ident, reading, given)
             if found is not None:
                 return found
+        written = (x for root in roots if root.changed() for x in root.living())
+        if reading.phase == "forward" and not result.made and any(map(nonfinite, written)):
+            raise ReplayError(REPLAY_INPUT_CHANGED())  # bad as it is now, by the call itself
         beyond = self._beyond(state, reading) if result.incoming and not result.sinks else []
         if beyond:  # what came in bad may have been made in the part that took what this one gave
             found = self.again(state, reading, beyond, handed=True)

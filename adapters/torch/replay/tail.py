@@ -520,7 +520,8 @@ def _kept_as_is(fn: Any) -> Iterator[None]:
         return
     put_back = reached_by(fn).hold()
     try:
-        yield
+        with noted.unread():
+            yield
     finally:
         put_back()
 

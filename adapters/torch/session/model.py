@@ -134,6 +134,7 @@ class ModelSession(Session):
                 with judge.carried_by(error, state.rows, raising=False), self.ranks.alone():
                     self.look_back(state, error)
             return
+        self.writes = self.writes or (not again and root.changed())
         if root.grad and not torch.is_grad_enabled():
             state.trained = True  # checkpointed as a whole: the graph comes when it runs again
         state.trained = keep_gradients(self.steps, state, root, output) or state.trained

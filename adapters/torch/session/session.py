@@ -64,6 +64,7 @@ class Session(BaseAdapter):
         self.optimizers = Optimizers(tracker.judge.monitor, models)
         self.weights = Weights(tracker.judge.monitor, models, self.optimizers)
         self.replays = Replays(models, self.threads, self.graphs, self.scalers)
+        self.writes = False  # whether the model was seen to write into what it is given
         self.ranks = Ranks(tracker, models, self.replays)
         self.steps = Steps(
             tracker, self.threads, self.graphs, self.ranks, self.weights, self.scalers
@@ -218,6 +219,8 @@ class Session(BaseAdapter):
     ) -> RootCall:  # fmt: skip
         """Take what a second run of a call will need; the tensors among its arguments, too."""
         root = RootCall.now(fn, tuple(args), dict(kwargs), values, state.calls)
+        if self.writes:
+            root.set_apart()
         if self.replays.reached is not None:
             # Tensors hold nothing else; the rest is looked through by name.
             only = not kwargs and all(type(x) is torch.Tensor for x in args)
