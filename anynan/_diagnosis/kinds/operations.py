@@ -89,14 +89,14 @@ def _event(case: Investigation, lineage: Lineage) -> Event:
 def _jump(case: Investigation, origin: OpRecord | None) -> str:
     """Say what shows that the last updates made the weights far too large; empty if nothing does.
 
-    What was computed is far above all that a step before came to, and what came in is not. What is
-    far below 0 may be a mask.
+    What was computed is far above all that a step before came to, and what came in is not;
+    gradients do not count. What is far below 0 may be a mask.
     """
     before = case.monitor.history.calmest(case.rows.number)
     if before is None:
         return ""
     most = _BEYOND * max(before[0], 1.0)
-    found = [] if origin is None else [
+    found = [] if origin is None or origin.phase == "backward" else [
         (x.summary.max, "an operand is") for x in origin.operands if x.summary is not None
     ]  # fmt: skip
     for reading in map(case.rows.reading, range(case.reading.order)):
