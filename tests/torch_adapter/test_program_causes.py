@@ -216,3 +216,22 @@ def test_a_compiled_function_writes_its_buffers_once(tmp_path: Path, loss: str) 
     assert status == ("log" in loss)
     assert ("AnynanWarning" in said) == ("log" in loss)
     assert [line.split()[1] for line in out.splitlines()] == [f"tensor({i})" for i in (1, 2, 3)]
+
+
+def test_a_loss_beside_targets_that_are_set_by_numpy_names_its_operation(tmp_path: Path) -> None:
+    program = """
+import numpy, torch
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 3)
+for i in range(2):
+    loss = 0
+    for out in model(torch.randn(2, 5, 4)):
+        target = torch.full((5,), 2)  # the first is gone as the second comes
+        target[numpy.array([0, 3])] = torch.tensor([1, 0])
+        loss = loss + torch.nn.functional.cross_entropy(out, target)
+        loss = loss + torch.log(out[numpy.array([1])] - 9).mean()
+    loss.backward()
+"""
+    said = run(tmp_path, program)[2]
+    assert "op log" in said
+    assert "[log_of_negative]" in said

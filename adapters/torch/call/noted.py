@@ -322,6 +322,8 @@ class Notes(FunctionMode):
         if note is not None:
             version = [writes(item) for item in x] if many else writes(x)
             self.notes.append((*note, version, not many and x.requires_grad, copy))
+        elif type(x) is _Tensor:  # by an index of NumPy's: what it gave is as if from outside
+            self.hold(x)
         return out
 
     def _copy(self, x: torch.Tensor) -> torch.Tensor | None:
