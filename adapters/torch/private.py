@@ -88,6 +88,8 @@ writes: Callable[[torch.Tensor], int] = torch.Tensor._version.__get__  # type: i
 
 data_of: Any = torch.Tensor.data.__get__  # type: ignore[attr-defined]
 """Give a tensor of its own with the same memory; what is written to it counts for no version."""
+sets_data: Any = torch.Tensor.data.__set__  # type: ignore[attr-defined]
+"""Put another tensor's memory in the place of its own; this counts for no version either."""
 
 
 def set_version(x: torch.Tensor, count: int) -> None:

@@ -515,6 +515,40 @@ def test_what_the_program_writes_into_weights_by_hand_is_not_put_to_the_optimize
     assert "by the optimizer" not in said
 
 
+LARGE = """
+import torch
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
+optimizer, w = torch.optim.Adam(model.parameters(), lr=0.001), model[0].weight
+for i in range(3):
+    loss = model(torch.randn(8, 32)).square().mean()
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+    if i == 1:
+        with torch.no_grad():
+            {write}
+"""
+
+
+@pytest.mark.parametrize(
+    ("write", "name"),
+    [
+        ("w.div_(torch.zeros(()))", "divide"),
+        ("w.div_(w * 0)", "divide"),  # with what it was: no copy of so much is kept
+        ("w[0, 0] = float('nan')", "copy"),
+        ("w.data.mul_(0.9).add_(torch.zeros(64, 32).log())", "log"),
+        ("w.copy_(w / 0)", "assign"),
+        ("w.data = w.data / 0", "assign"),
+    ],
+)
+def test_what_the_program_writes_into_a_large_weight_is_not_put_to_the_optimizer(
+    tmp_path: Path, write: str, name: str
+) -> None:
+    _, _, said = run(tmp_path, LARGE.format(write=write))
+    assert f"op {name} script.py:11" in said.replace(f"{tmp_path}/", "")
+    assert "by the optimizer" not in said
+    assert "min 1" not in said, "numbers that stand for what is not known are not told"
+
+
 COMPILED = """
 import torch
 torch.manual_seed(0)

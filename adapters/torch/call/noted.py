@@ -29,6 +29,7 @@ from anynan.torch.private import (
     casts,
     function_modes,
     is_casting,
+    sets_data,
     stand_before_compiled,
     writes,
 )
@@ -559,6 +560,8 @@ def _kind(func: Any) -> int:
         found = _PLAIN if own in _GETTERS else _SKIP
     elif name == "__set__" and getattr(getattr(func, "__self__", None), "__name__", "") == "grad":
         found = _GRAD
+    elif func == sets_data:
+        found = _WRITES
     elif name in ("backward", "grad") and getattr(func, "__module__", "").startswith("torch"):
         found = _PASS
     elif name in _READS:

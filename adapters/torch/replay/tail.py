@@ -34,6 +34,7 @@ from anynan.torch.private import (
     data_of,
     give_saved_tensors_hooks,
     is_transformed,
+    sets_data,
     storage_number,
     take_saved_tensors_hooks,
     task,
@@ -42,12 +43,15 @@ from anynan.torch.private import (
 )
 from anynan.torch.read.probes import nonfinite
 from anynan.torch.replay.fix_runner import FixRunner, norm_of
+from anynan.torch.replay.names import canonical
 from anynan.torch.replay.scene import Handed, arrived
 from anynan.torch.replay.seams import Seam
 from anynan.torch.replay.watcher import Watcher
 
 # So many other gradients are looked at for what was done to one of them by hand.
 ALIKE = 4
+# They would hand on what is not known; "copy" is no operation that makes anything.
+_COPIES = (torch.Tensor.copy_, torch.Tensor.__setitem__, sets_data)
 Named = Callable[[torch.Tensor], tuple[External, str] | None]
 
 
@@ -106,6 +110,8 @@ class Tail:
     handed: list[Handed] = field(default_factory=list)
     _made: dict[int, list[int]] = field(default_factory=dict)
     _beside: dict[int, list[int]] = field(default_factory=dict)
+    # By a tensor's ``data``: the tensor.
+    _owners: dict[int, Any] = field(default_factory=dict)
     _steps: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -129,12 +135,12 @@ class Tail:
     def _note_data(self) -> None:
         """Find what was written to tensors through their ``data``, and take that for them."""
         self.roots = [*self.roots]  # the pass goes on with its own
-        owners: dict[int, int] = {}
+        owners = self._owners
         for i, note in enumerate(self.before.operations):
             if note.func == data_of:
-                owners[id(note.out)] = id(note.args[0])
+                owners[id(note.out)] = note.args[0]
             elif id(note.out) in owners and note.in_place:
-                self._beside.setdefault(owners[id(note.out)], []).append(i)
+                self._beside.setdefault(id(owners[id(note.out)]), []).append(i)
         for k, (ref, version) in enumerate(self.roots):
             last = self._beside.get(id(ref), [-1])[-1]
             if last > (self._maker(ref, version, len(self.before.operations)) or 0):
@@ -179,7 +185,8 @@ class Tail:
         """
         values: dict[tuple[int, int], torch.Tensor] = {}
         operations = self.before.operations
-        lost: set[tuple[int, int]] = set()
+        # What is put in the place of a tensor's memory counts for no version.
+        lost = {(id(x.args[0]), x.versions[0]) for x in operations if x.func == sets_data}
         written = {
             (id(operations[i].args[0]), operations[i].versions[0])
             for i in self._steps
@@ -215,6 +222,9 @@ class Tail:
                 kwargs = {name: take(x) for name, x in (note.kwargs or {}).items()}
                 data = self._data(i, watcher)
             except Lost:
+                if (x := self._overwritten(note, value, watcher)) is not None:
+                    values[id(note.out), note.version] = x
+                    continue
                 for ref in filter(None, note.out if isinstance(note.out, list) else [note.out]):
                     version = 0 if isinstance(note.out, list) else note.version
                     x = self._kept(ref, version)
@@ -238,6 +248,51 @@ class Tail:
                 values[id(note.out), note.version] = out
         watcher.called = None
         return [value(ref, version) for ref, version in self.roots]
+
+    def _overwritten(
+        self, note: Note, value: Callable[[Any, int], torch.Tensor], watcher: TailWatcher
+    ) -> torch.Tensor | None:
+        """Write over what is not there any more, where what was written is bad whatever it was.
+
+        Finite numbers stand for it, which are not told.
+        """
+        target = note.args[0] if note.args else None
+        if not note.in_place or type(target) is not weakref.ReferenceType:
+            return None
+        owner = self._owners.get(id(note.out))
+        now = self._kept(note.out, note.version) if owner is None else owner()
+        if now is None or not now.is_floating_point():
+            return None
+        watcher.busy = True
+        bad, now = nonfinite(now), now.detach()
+        stand = torch.nan_to_num(now, nan=1.0, posinf=1.0, neginf=-1.0)
+        watcher.busy = False
+        versions = iter(note.versions)
+
+        def take(ref: Any) -> torch.Tensor:
+            version = next(versions)
+            return stand if ref is target else value(ref, version)
+
+        if not bad:
+            return None
+        seen, watcher.called = watcher.recorder.records, note.source()
+        before = len(seen)
+        try:
+            args = [_filled(take, x) for x in note.args]
+            kwargs = {name: _filled(take, x) for name, x in (note.kwargs or {}).items()}
+            with _modes(note), _kept_as_is(note.func):
+                note.func(*args, **kwargs)
+        except Lost:  # all that is known is who wrote, and where
+            stand.copy_(now)
+            for record in seen[before:]:
+                record.raw, record.operands = note.func.__name__, ()
+                record.name = "assign" if note.func in _COPIES else canonical(record.raw)
+        for record in seen[before:]:
+            record.operands = tuple(
+                replace(x, summary=None, value=None) if x.name == "self" else x
+                for x in record.operands
+            )
+        return stand if len(seen) > before else None
 
     def _kept(self, ref: Any, version: int) -> torch.Tensor | None:
         """Give what an operation gave, where that is still there as it was."""
@@ -349,8 +404,11 @@ class Tails:
                 continue
             # The harm is what the model made of it.
             replay.sinks = [replace(x, kind=reading.kind or x.kind) for x in replay.sinks]
-            if replay.made:  # not tried: the model would have to go on
-                return replay
+            # What is in a weight is no mask: the code wrote it.
+            operands = [each for record in replay.records for each in record.operands]
+            placed = all(each.parents or each.source == "constant" for each in operands)
+            if replay.made or (placed and self._named(x)):
+                return replay  # not tried: the model would have to go on
         return None
 
     def forget(self) -> None:
