@@ -40,7 +40,10 @@ def test_weights_that_an_update_by_hand_spoils_are_told_once(level: Any) -> None
         for p in model.parameters():
             p.data.sub_(p.grad / (0.0 if i == 3 else 1.0))
     (event,) = tracker.events
-    assert (event.phase, event.step, event.times, tracker.count("bad")) == ("parameter", 4, 1, 1)
+    assert (event.operation.name, event.step, event.times, tracker.count("bad")) == (
+        "subtract", 4, 1, 1,
+    )  # fmt: skip
+    assert "p.data.sub_(p.grad / " in event.operation.source.text
     assert event.spread.count >= 7
     assert "comes from its own step 4, which was reported" in tracker.report()
 
