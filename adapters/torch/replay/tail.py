@@ -407,7 +407,8 @@ class Tails:
             # What is in a weight is no mask: the code wrote it.
             operands = [each for record in replay.records for each in record.operands]
             placed = all(each.parents or each.source == "constant" for each in operands)
-            if replay.made or (placed and self._named(x)):
+            weight = any(x is p for _, p in self._weights())
+            if replay.made or (placed and weight):
                 return replay  # not tried: the model would have to go on
         return None
 
