@@ -7,6 +7,7 @@ import types
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,6 +30,7 @@ from anynan.jax.program.trace import staged, traced, tracing, under_way
 from anynan.jax.read import probes
 from anynan.jax.session.raising import ended, hand_on, leave_out_own
 from anynan.jax.session.session import Session
+from anynan.jax.statements import Computed, computed
 from anynan.jax.tracking import start
 from anynan.options import Options
 from anynan.tracker import Tracker
@@ -45,9 +47,10 @@ LOOPS = ("scan", "while_loop", "fori_loop", "map")
 FIXED = frozenset({"length", "reverse", "unroll", "batch_size"})
 # What compiles for others is looked into by its own name, or by another adapter.
 OWN = frozenset({"jax", "jaxlib", "flax", "equinox", "keras", "anynan"})
-# So many bad calls of one function are looked into, and how many of each were.
+# So many bad calls of one function are looked into; how many of each were, and were there at all.
 LOOKS = 3
 _looked: Counter[Any] = Counter()
+_called: Counter[Any] = Counter()
 # What holds numbers, and is no tracer.
 ARRAYS = [array for array in jax.Array.__subclasses__() if "__float__" in vars(array)]
 # How a program looks at a number, and the last one that was bad: where, until another step runs.
@@ -130,6 +133,10 @@ def watch_all(options: Options, found: Found) -> Callable[[], None]:
         for module, names in doors.items()
     ]
 
+    def mapped(made: Any, *args: Any, **given: Any) -> Any:
+        return foreign(made, args[0], "vmap")
+
+    patches.change(jax, "vmap", functools.partial(_watching, mapped, lambda made, *_: made))
     for name in LOOPS:
         patches.change(jax.lax, name, looping)
     for array in ARRAYS:
@@ -150,8 +157,9 @@ def watch_all(options: Options, found: Found) -> Callable[[], None]:
         for leave in waiting:
             leave()
         patches.undo()
-        _look_at_the_end(found)
+        _look_at_the_end(found, lambda fn: Eager(fn, options, found, fn, eager))
         _looked.clear()
+        _called.clear()
         _read.clear()
         _answers.clear()
         _compared.clear()
@@ -320,11 +328,16 @@ def _alone(args: tuple[Any, ...]) -> bool:
     return callable(fn) and bound
 
 
-def _look_at_the_end(found: Found) -> None:
+def _look_at_the_end(found: Found, eager: "Callable[[Any], Eager]") -> None:
     """Say what of a program was not read, and what it kept that is bad, if nothing was told."""
     program = dict(vars(sys.modules["__main__"]))
     if any(value is jax.numpy or value is jax for value in program.values()):
         found.unwatched(EAGER_CALLS())
+    error = found.ended_by
+    with suppress(Exception):  # what cannot be cut out of the program is not known
+        for each in computed(error) if isinstance(error, Exception) else ():
+            if not found.bad():
+                eager(each.run).once(each)
     if found.bad():
         return
     for file, line in _read:
@@ -439,8 +452,11 @@ class Eager(Watched):
         super().__init__(fn, options, found)
         self._trackers = trackers
         self._slope, self._aux = slope, bool(given and given.get("has_aux"))
-        self.__name__ = getattr(of, "__name__", type(of).__name__)
-        self._key = getattr(inspect.unwrap(of), "__code__", of)
+        # A partial and a module may be made anew in every step, and a module has no hash.
+        while isinstance(of := inspect.unwrap(of), functools.partial):
+            of = of.func
+        self._label = getattr(of, "__name__", type(of).__name__)
+        self._key = getattr(of, "__code__", getattr(type(of).__call__, "__code__", type(of)))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call it, and look at what it gives."""
@@ -469,7 +485,7 @@ class Eager(Watched):
         tracker = self._trackers.get(self._key)
         if tracker is None:
             self._tracker = tracker = start(self._fn, self._options)
-            inside(tracker).name = self.__name__
+            inside(tracker).name = self._label
             self._trackers[self._key] = tracker
             self._found.add(tracker)
         return tracker
@@ -487,6 +503,20 @@ class Eager(Watched):
             if ended(error):
                 raise
             self._found.fail(tracker.name, error)  # such as numbers that a trace has not
+
+    def once(self, expression: Computed) -> None:
+        """Compute an expression again, and as a tracked function if it makes bad of good."""
+        with suppress(Exception):  # it was cut out of a program that has ended
+            held, came = map(tree_util.tree_leaves, (expression.held, expression.came))
+            if traced(held) or _is_bad(held) or not _is_bad(came):
+                return
+            out = tree_util.tree_leaves(self._fn(**expression.given))
+            # A branch that was not taken assigns something else.
+            same = functools.partial(np.array_equal, equal_nan=True)
+            if _is_bad(out) and all(any(same(x, y) for y in came) for x in out):
+                tracker = self._shared()
+                session = cast("Session", inside(tracker).judge.adapter)
+                self._again(tracker, session, (), expression.given)
 
     def _seen(self, out: Any, given: list[Any], args: Any, kwargs: Any) -> None:
         tracker = self._shared()
@@ -532,14 +562,14 @@ class Foreign(Eager):
         library: str,
     ) -> None:  # fmt: skip
         super().__init__(fn, options, found, of, trackers)
-        self.__name__ = f"{self.__name__} ({library})"
-        self._calls = self._rejected = 0
+        self._label = f"{self._label} ({library})"
+        self._rejected = 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call it, and look at what it gives."""
         if self._alone or not eager_now():
             return self._fn(*args, **kwargs)
-        self._calls += 1
+        _called[self._key] += 1
         try:
             with under_way():  # what it calls is seen from here
                 out = self._fn(*args, **kwargs)
@@ -569,14 +599,14 @@ class Foreign(Eager):
         given = tree_util.tree_leaves((args, kwargs))
         if _has_nan(given):
             if not self._found.bad():
-                self._found.unwatched(NAN_GIVEN(name=self.__name__))
+                self._found.unwatched(NAN_GIVEN(name=self._label))
             return
         tracker, gone = self._shared(), any(map(_is_gone, given))
         told, judge = _told(tracker), inside(tracker).judge
         session = cast("Session | None", judge.adapter)
         if session is None or not self._looks():
             return
-        for _ in range(self._calls - 1 - judge.step):
+        for _ in range(_called[self._key] - 1 - judge.step):
             self._count(judge)
         try:
             if not gone:
@@ -587,7 +617,7 @@ class Foreign(Eager):
             hand_on(error, failed)
         if failed is None and _told(tracker) == told:
             why = ", and what it was given was donated" if gone else ""
-            self._found.harm(f"{self.__name__} gave NaN{why}")
+            self._found.harm(f"{self._label} gave NaN{why}")
 
 
 @jax.jit

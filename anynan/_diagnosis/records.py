@@ -162,8 +162,9 @@ class Builder:
         item.parents, item.source, item.label = self._origin(given, record)
         if item.source == "constant":
             item.label = item.label or VALUE
-            if held.nan and held.size > 1:
-                # Few write an array with NaN among its numbers into a program: it may be data.
+            if (held.nan or held.posinf) and held.size > 1:
+                # Few write NaN or +Inf among the numbers of an array into a program (a mask has
+                # -Inf): it may be data.
                 item.source, item.label = "data", "data"
 
     def _unseen(self, given: Given, record: OpRecord) -> Operand:

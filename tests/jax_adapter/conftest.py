@@ -20,3 +20,22 @@ def fully_optimized():
     jax.config.update("jax_disable_most_optimizations", False)
     yield
     jax.config.update("jax_disable_most_optimizations", before)
+
+
+@pytest.fixture
+def library():
+    """Give what compiles a function, as code of a library does."""
+    text = """
+def compiled(fn, **given): return jax.jit(fn, **given)
+def solved(fn): return equinox.filter_jit(fn)
+def sloped(fn): return jax.value_and_grad(fn)
+def mapped(fn): return jax.vmap(fn)
+def sampled(model, *given): return model(*given)
+def checked(x):
+    if not bool(jax.numpy.isfinite(x).all()): raise ValueError("invalid scale")
+    return x
+"""
+    file = jax.__file__.replace("jax/__init__.py", "solvers/solve.py")
+    scope = {"__name__": "solvers.solve", "jax": jax, "equinox": pytest.importorskip("equinox")}
+    exec(compile(text, file, "exec"), scope)
+    return scope

@@ -84,6 +84,18 @@ def test_a_best_loss_that_is_inf_so_far_passes(way):
     assert [event.severity for event in tracked.events] in (["suspect"], [])
 
 
+def test_what_a_solver_begins_with_and_nothing_uses_is_no_cause():
+    def update(w, state, x):
+        value, slope = jax.value_and_grad(lambda w: jnp.log((x * w).sum()))(w)
+        return w - slope, {"value": value, "error": jnp.linalg.norm(slope)}
+
+    tracked = anynan.jax.track(jax.jit(update), action="record")
+    infinite = jnp.float32(jnp.inf)
+    tracked(jnp.ones(2), {"value": infinite, "error": infinite}, -jnp.ones(2))
+    (event,) = tracked.events
+    assert (event.operation.name, event.cause.tag) == ("log", "log_of_negative")
+
+
 def test_a_bound_that_is_inf_passes_and_is_named_where_it_does_harm():
     tracked = anynan.jax.track(lambda s, v: (jnp.minimum(s, v), v.sum()))
     assert float(tracked(jnp.inf, jnp.float32(3))[0]) == 3

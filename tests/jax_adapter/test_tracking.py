@@ -62,6 +62,15 @@ def test_the_layer_the_operation_and_the_line_are_named():
     assert all(value > 0 for _, value in event.trail[:2])
 
 
+def test_of_several_plain_numbers_the_static_one_is_known():
+    fill = jax.jit(lambda of, x, size: of(x * jnp.ones(size)), static_argnums=(0, 2))
+    tracked = anynan.jax.track(fill, action="record")
+    assert tracked(abs, -1.0, 3).tolist() == [1, 1, 1]
+    assert tracked(abs, 2.0, 2).tolist() == [2, 2]
+    assert tracked(abs, 2.0, size=1).tolist() == [2]
+    assert not tracked.notes
+
+
 def test_static_donated_and_keyword_arguments_of_a_jitted_function():
     @functools.partial(jax.jit, static_argnums=1, static_argnames="word", donate_argnums=0)
     def scaled(x, times, *, word, by=1.0):

@@ -18,17 +18,8 @@ import anynan
 from anynan._everywhere import Found, watch_everything
 from anynan.jax.session.session import Session
 from anynan.options import Options
+from tests.jax_adapter.watching import watched
 from tests.tiers import first
-
-
-def watched(**options):
-    real = jax.jit, jax.pmap
-    found = Found()
-    end = watch_everything(Options(**options), found)
-    assert jax.jit is not real[0]
-    yield found
-    end()
-    assert (jax.jit, jax.pmap) == real
 
 
 @pytest.fixture
@@ -266,20 +257,6 @@ def test_a_jitted_loss_inside_of_a_gradient_is_seen_from_outside(found):
 # What a library compiles, and loops outside of any jit.
 
 
-@pytest.fixture
-def library():
-    """Give what compiles a function, as code of a library does."""
-    text = """
-def compiled(fn, **given): return jax.jit(fn, **given)
-def solved(fn): return equinox.filter_jit(fn)
-def sloped(fn): return jax.value_and_grad(fn)
-"""
-    file = jax.__file__.replace("jax/__init__.py", "solvers/solve.py")
-    scope = {"__name__": "solvers.solve", "jax": jax, "equinox": pytest.importorskip("equinox")}
-    exec(compile(text, file, "exec"), scope)
-    return scope
-
-
 @pytest.mark.parametrize("way", ["compiled", "solved", "sloped"])
 def test_what_a_library_compiles_is_named_by_operation_and_line(way, library, found):
     step = library[way](root_of_sum)
@@ -305,6 +282,26 @@ def test_only_the_first_bad_calls_of_a_function_are_looked_into(library, found, 
             step(-jnp.ones(2))
         assert len(looks) == 3
     assert found.harms == []
+
+
+@pytest.mark.parametrize("kind", ["partial", "module"])
+def test_a_function_that_is_made_anew_in_every_step_is_one_function(kind, found, monkeypatch):
+    import equinox as eqx
+
+    class Root(eqx.Module):
+        scale: jax.Array
+
+        def __call__(self, x):
+            return jnp.sqrt(x * self.scale)
+
+    looks, again = [], Session.again
+    monkeypatch.setattr(Session, "again", lambda *given: (looks.append(given), again(*given)))
+    for step in range(6):
+        scale = jnp.float32(3 - step)
+        root = Root(scale) if kind == "module" else functools.partial(Root.__call__, Root(scale))
+        jax.vmap(root)(jnp.ones(2))
+    (event,) = found.bad()
+    assert (event.step, event.operation.name, len(looks)) == (4, "sqrt", 2)
 
 
 def test_a_step_that_a_library_rejects_is_no_fault_unless_all_are(library, found):
@@ -364,6 +361,23 @@ def test_a_method_that_a_library_compiles_stays_one(library, found):
 
     Solver.solve = library["compiled"](Solver.solve, static_argnums=0)
     assert float(Solver().solve(2.0)) == 4
+
+
+def test_what_a_program_maps_outside_of_any_jit_is_named_by_operation_and_line(library, found):
+    def predict(x, y):
+        return jnp.sqrt(x - 4) + y
+
+    mapped = jax.vmap(predict, in_axes=(0, None))
+    for x in (9.0, 4.0, 1.0):
+        given = jnp.full(3, x), jnp.ones(2)
+        np.testing.assert_array_equal(mapped(*given), predict(given[0][:, None], given[1]))
+    (event,) = found.bad()
+    assert (event.step, event.operation.name) == (2, "sqrt")
+    assert event.operation.source.text == "return jnp.sqrt(x - 4) + y"
+    assert float(jax.jit(jax.grad(lambda x: jax.vmap(jnp.sin)(x).sum()))(jnp.zeros(1))[0]) == 1
+    assert jax.jit(mapped).__name__ == "predict"
+    library["mapped"](jnp.log)(-jnp.ones(2))  # what a library does with it is its affair
+    assert len(found.bad()) == 1
 
 
 @pytest.mark.parametrize("loop", ["scan", "while_loop", "fori_loop", "map"])
@@ -433,6 +447,16 @@ def test_what_a_function_closes_over_is_no_fault_of_its_own(found):
     jax.jit(lambda x: jnp.sum(x * spoilt))(jnp.ones(4))
     assert [event.operation.name for event in found.bad()] == ["divide"]
     assert any("not reported again" in line for line in found.lines())
+
+
+def test_an_infinite_array_that_a_function_closes_over_is_data_and_no_mask(library, found):
+    def energy(y, w):
+        return -(-0.5 * (y - w) ** 2).sum()
+
+    y = jnp.array([1.0, 2.0, -3.0]) / 0
+    library["sloped"](functools.partial(energy, y))(jnp.ones(()))
+    (event,) = found.bad()
+    assert (event.operation.name, event.cause.tag) == ("subtract", "bad_input")
 
 
 @pytest.mark.parametrize("data", [False, True])

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 from jax import tree_util
+from jax.interpreters.partial_eval import dce_jaxpr
 
 from anynan._base.context import marker
 from anynan._base.walks import walk
@@ -266,6 +267,12 @@ class Program:
                 if given and var in self.closed.jaxpr.invars:
                     found.append(self.closed.jaxpr.invars.index(var))
         return tuple(found)
+
+    def used(self) -> list[bool]:
+        """Tell of each array that goes in whether anything is computed of it."""
+        jaxpr = self.closed.jaxpr
+        used: list[bool] = dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))[1]
+        return used
 
     @property
     def restorable(self) -> dict[int, int]:

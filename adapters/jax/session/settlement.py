@@ -6,6 +6,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import compress
 from typing import Any
 
 import jax
@@ -386,12 +387,14 @@ class StepReader(BaseAdapter):
             return self._listed
         program = step.program
         found = []
-        for leaf, array in zip(program.leaves, step.arrays, strict=True):
-            if leaf.role in ("parameter", "buffer") and _is_bad(array):
-                summary = probes.measure(alive(array))
-                found.append(
-                    BadParameter(leaf.name, program.owner(leaf), summary, leaf.role == "buffer")
-                )
+        pairs = zip(program.leaves, step.arrays, strict=True)
+        kept = ("parameter", "buffer")
+        bad = [(leaf, x) if leaf.role in kept and _is_bad(x) else () for leaf, x in pairs]
+        # What a solver begins with (its error is Inf) and nothing is computed of does no harm.
+        used = program.used() if any(bad) else ()
+        for leaf, array in filter(None, compress(bad, used)):
+            summary, buffer = probes.measure(alive(array)), leaf.role == "buffer"
+            found.append(BadParameter(leaf.name, program.owner(leaf), summary, buffer))
         if step.handed_on:
             self._listed = found = found or [
                 BadParameter(leaf.name, program.owner(leaf), Summary((), "", "", 1, nan=1))

@@ -4,8 +4,8 @@ from anynan._base.messages import Message
 
 NOTHING_RAN = Message(
     "nothing-ran",
-    "anynan: no model or compiled function ran, and NumPy met no overflow, division by zero or "
-    "invalid value",
+    "anynan: no model or compiled function of the program's own ran, and NumPy met no overflow, "
+    "division by zero or invalid value",
 )
 ENDED_BEFORE = Message(
     "ended-before", "anynan: the program ended before a model or compiled function ran"
