@@ -36,6 +36,7 @@ LAYERS_UNSEEN = Message(
     "compiled graph, or called without the model around them, are not watched",
 )
 MODEL_CALL_UNSEEN = Message("model-call-unseen", "anynan did not see the model's own call{why}")
+WRITTEN_INTO = Message("written-into", "what it gave was written into {name}")
 SCRIPTED = Message(
     "scripted",
     "layers that torch.jit scripted or traced take no hooks, so they are not watched: what "

@@ -546,6 +546,7 @@ def test_what_the_program_writes_into_a_large_weight_is_not_put_to_the_optimizer
     _, _, said = run(tmp_path, LARGE.format(write=write))
     assert f"op {name} script.py:11" in said.replace(f"{tmp_path}/", "")
     assert "by the optimizer" not in said
+    assert "what it gave was written into 0.weight [written-into]" in said
     assert "min 1" not in said, "numbers that stand for what is not known are not told"
 
 

@@ -30,6 +30,7 @@ from anynan.torch.call.noted import Note, Noted, Pass
 from anynan.torch.call.randomstate import RandomState
 from anynan.torch.call.reached import reached_by
 from anynan.torch.graphs.compiler import eager
+from anynan.torch.messages import WRITTEN_INTO
 from anynan.torch.private import (
     data_of,
     give_saved_tensors_hooks,
@@ -51,7 +52,7 @@ from anynan.torch.replay.watcher import Watcher
 # So many other gradients are looked at for what was done to one of them by hand.
 ALIKE = 4
 # They would hand on what is not known; "copy" is no operation that makes anything.
-_COPIES = (torch.Tensor.copy_, torch.Tensor.__setitem__, sets_data)
+_COPIES = frozenset({"copy_", "__setitem__", "__set__"})
 Named = Callable[[torch.Tensor], tuple[External, str] | None]
 
 
@@ -286,7 +287,7 @@ class Tail:
             stand.copy_(now)
             for record in seen[before:]:
                 record.raw, record.operands = note.func.__name__, ()
-                record.name = "assign" if note.func in _COPIES else canonical(record.raw)
+                record.name = "assign" if record.raw in _COPIES else canonical(record.raw)
         for record in seen[before:]:
             record.operands = tuple(
                 replace(x, summary=None, value=None) if x.name == "self" else x
@@ -407,9 +408,11 @@ class Tails:
             # What is in a weight is no mask: the code wrote it.
             operands = [each for record in replay.records for each in record.operands]
             placed = all(each.parents or each.source == "constant" for each in operands)
-            weight = any(x is p for _, p in self._weights())
-            if replay.made or (placed and weight):
-                return replay  # not tried: the model would have to go on
+            weight = next((name for name, p in self._weights() if p is x), None)
+            if replay.made or (placed and weight):  # not tried: the model would have to go on
+                if weight:
+                    replay.notes.append(WRITTEN_INTO(name=weight))
+                return replay
         return None
 
     def forget(self) -> None:
