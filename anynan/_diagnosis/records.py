@@ -57,6 +57,15 @@ class Origin(NamedTuple):
     label: str | None = None
 
 
+def _may_be_data(x: Summary) -> bool:
+    """Tell whether a bad array in a program is none that code writes: a mask, or empty rows.
+
+    Those hold Inf of one sign, alone or beside one other number.
+    """
+    numbers = None not in (x.min, x.max) and x.min != x.max
+    return bool(x.nan or (x.posinf and (x.neginf or numbers)))
+
+
 class Builder:
     """Fill in records: made where it is used, and not kept.
 
@@ -162,9 +171,7 @@ class Builder:
         item.parents, item.source, item.label = self._origin(given, record)
         if item.source == "constant":
             item.label = item.label or VALUE
-            if (held.nan or held.posinf) and held.size > 1:
-                # Few write NaN or +Inf among the numbers of an array into a program (a mask has
-                # -Inf): it may be data.
+            if held.size > 1 and _may_be_data(held):
                 item.source, item.label = "data", "data"
 
     def _unseen(self, given: Given, record: OpRecord) -> Operand:
