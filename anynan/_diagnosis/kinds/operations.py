@@ -224,9 +224,6 @@ def another(case: Investigation, lineage: Lineage) -> tuple[Event, Repair]:
         surfaced=sink.phase if sink.phase != origin.phase else None,
     )  # fmt: skip
     cause, code = advise(situation)
-    grown = bool(situation.jump) and situation.jump in cause.evidence
-    if situation.jump and not grown:
-        case.notes.append(messages.GREW(jump=situation.jump))
     alone = replace(case, notes=[], evidence=replace(case.evidence, notes=()))
     event = alone.event(
         situation, call=origin.call, tensor=_result(origin), parameter=origin.parameter,
