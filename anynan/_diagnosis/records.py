@@ -58,9 +58,9 @@ class Origin(NamedTuple):
 
 
 def _may_be_data(x: Summary) -> bool:
-    """Tell whether a bad array in a program is none that code writes: a mask, or empty rows.
+    """Tell whether a bad array in a program may be data.
 
-    Those hold Inf of one sign, alone or beside one other number.
+    A mask and the empty rows that code writes hold Inf of one sign, alone or beside one number.
     """
     numbers = None not in (x.min, x.max) and x.min != x.max
     return bool(x.nan or (x.posinf and (x.neginf or numbers)))

@@ -67,11 +67,12 @@ def test_an_exception_that_comes_of_no_number_is_left_alone(way, library):
 
     calls, watching = [], watched(action="record", level="step")
     found = next(watching)
+    before = found.added  # TensorFlow's watcher, where it is imported
     with pytest.raises(TypeError, match="dot_general") as caught:
         library["sampled"](library[way](model) if way != "sampled" else model, jnp.ones(3))
     found.ended_by = caught.value
     list(watching)
-    assert (len(calls), found.events, found.harms) == (1, [], [])
+    assert (len(calls), found.events, found.harms, found.added) == (1, [], [], before)
 
 
 @pytest.mark.parametrize("again", [False, True])

@@ -294,7 +294,7 @@ def test_a_function_that_is_made_anew_in_every_step_is_one_function(kind, found,
         def __call__(self, x):
             return jnp.sqrt(x * self.scale)
 
-    looks, again = [], Session.again
+    looks, again, before = [], Session.again, found.added
     monkeypatch.setattr(Session, "again", lambda *given: (looks.append(given), again(*given)))
     for step in range(6):
         scale = jnp.float32(3 - step)
@@ -302,6 +302,7 @@ def test_a_function_that_is_made_anew_in_every_step_is_one_function(kind, found,
         jax.vmap(root)(jnp.ones(2))
     (event,) = found.bad()
     assert (event.step, event.operation.name, len(looks)) == (4, "sqrt", 2)
+    assert found.added - before == 1
 
 
 def test_a_step_that_a_library_rejects_is_no_fault_unless_all_are(library, found):

@@ -379,13 +379,9 @@ class Notes(FunctionMode):
                 after: list[int] = []
                 for x in (*args, *kwargs.values()):
                     _deep(x, after)
-                one = type(out) is _Tensor
-                several = isinstance(again, Transformed)
-                made = (
-                    (_ref(out), writes(out), out.requires_grad)
-                    if one and not several
-                    else _several(tuple(_leaves(out)) if several else out)
-                )
+                gave: Any = tuple(_leaves(out)) if type(again) is Transformed else out
+                one = type(gave) is _Tensor
+                made = (_ref(gave), writes(gave), gave.requires_grad) if one else _several(gave)
                 if after == versions:
                     self.notes.append((*note, *made, None))
         return out

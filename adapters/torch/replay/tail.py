@@ -253,9 +253,9 @@ class Tail:
     def _overwritten(
         self, note: Note, value: Callable[[Any, int], torch.Tensor], watcher: TailWatcher
     ) -> torch.Tensor | None:
-        """Write over what is not there any more, where what was written is bad whatever it was.
+        """Run a write again whose old values are gone, if what it left is bad; else give None.
 
-        Finite numbers stand for it, which are not told.
+        Finite numbers stand for the old values, and are not reported.
         """
         target = note.args[0] if note.args else None
         if not note.in_place or type(target) is not weakref.ReferenceType:
@@ -268,14 +268,14 @@ class Tail:
         bad, now = nonfinite(now), now.detach()
         stand = torch.nan_to_num(now, nan=1.0, posinf=1.0, neginf=-1.0)
         watcher.busy = False
+        if not bad:
+            return None
         versions = iter(note.versions)
 
         def take(ref: Any) -> torch.Tensor:
             version = next(versions)
             return stand if ref is target else value(ref, version)
 
-        if not bad:
-            return None
         seen, watcher.called = watcher.recorder.records, note.source()
         before = len(seen)
         try:

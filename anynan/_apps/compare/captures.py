@@ -275,7 +275,7 @@ class Runner:
 
 
 def settings_of(layer: Any) -> dict[str, Any]:
-    """Give a layer's settings: its public attributes that are words, numbers or some of these."""
+    """Give a layer's settings: public attributes that are strings, numbers, or tuples of these."""
 
     def is_plain(x: Any) -> bool:
         return x is None or isinstance(x, bool | int | float | str)

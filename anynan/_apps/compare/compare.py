@@ -376,9 +376,9 @@ class _Comparing:
         return None
 
     def _settings(self, place: Row | None) -> tuple[tuple[str, Any, Any], ...]:
-        """Give the settings of the layer that parts which the two have otherwise.
+        """List the settings that differ, of the layer where the models part.
 
-        Another framework's mean something else by the same name, as ``momentum``.
+        Across frameworks one name may mean two things, as ``momentum`` does: none is compared.
         """
         second = self.second
         if place is None or place.other is None or second is None:
