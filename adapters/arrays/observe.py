@@ -6,11 +6,13 @@ from typing import Any
 
 import numpy as np
 
+from anynan._arrays.access import namespace, to_host
 from anynan._arrays.containers import leaves, mapped
 from anynan._base import context
 from anynan._diagnosis.evidence import ReplayError
 from anynan._steps.tracked import Tracked
 from anynan._trace.op import Observed, Observer
+from anynan._trace.target import Target
 from anynan.arrays.again import Call
 from anynan.arrays.messages import PLAIN_ARRAY
 from anynan.arrays.operations import ArrayOp
@@ -75,6 +77,40 @@ def observe(
         observed.notes.append(PLAIN_ARRAY(where=where))
     observed.notes += dict.fromkeys(tape.notes)
     return observed
+
+
+class ArrayTarget(Target):
+    """Reach the numbers of arrays of any library."""
+
+    takes, shows = staticmethod(takes), staticmethod(observe)
+
+    def is_array(self, x: Any) -> bool:
+        """Tell whether a value is an array of numbers."""
+        return is_array(x)
+
+    def host(self, x: Any) -> np.ndarray[Any, Any]:
+        """Bring an array to the host."""
+        found = x if type(x) is np.ndarray else np.asarray(to_host(x))
+        return found.astype(np.float32) if found.dtype.kind == "V" else found
+
+    def like(self, numbers: np.ndarray[Any, Any], x: Any) -> Any:
+        """Make an array of the same library."""
+        if not isinstance(x, np.ndarray | np.generic):
+            return namespace(x).asarray(numbers, dtype=x.dtype)
+        with np.errstate(all="ignore"):
+            return numbers.astype(x.dtype)
+
+    def cast(self, x: Any, dtype: str) -> Any:
+        """Cast an array.
+
+        Raises:
+            ValueError: If NumPy does not know the dtype.
+        """
+        try:
+            return x.astype(dtype)
+        except TypeError as error:
+            msg = f"NumPy does not know {dtype}: import ml_dtypes, which tells it, and run again"
+            raise ValueError(msg) from error
 
 
 def _own(value: Any) -> Any:

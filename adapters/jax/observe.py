@@ -13,6 +13,7 @@ from jax.extend import core as jc
 
 from anynan._arrays.arguments import positional
 from anynan._trace.op import Observed, Observer, Op, RerunError
+from anynan._trace.target import Target
 from anynan.errors import reason
 from anynan.events import Phase, Source
 from anynan.jax.graphs import names
@@ -71,6 +72,32 @@ def observe(
     except UntraceableError as error:
         raise TypeError(str(error)) from error.__cause__
     return Run(program, observer).observed(arrays)
+
+
+class JaxTarget(Target):
+    """Reach the numbers of JAX's arrays."""
+
+    takes, shows = staticmethod(takes), staticmethod(observe)
+
+    def is_array(self, x: Any) -> bool:
+        """Tell whether something is an array of numbers."""
+        kind = x.dtype if isinstance(x, jax.Array | np.ndarray) else object
+        return any(jnp.issubdtype(kind, each) for each in (jnp.number, jnp.bool_))
+
+    def host(self, x: Any) -> np.ndarray[Any, Any]:
+        """Bring an array to the host; what NumPy has no dtype for in float32."""
+        numbers = np.asarray(x) if self.is_array(x) else np.zeros(0)  # a key has none
+        return numbers if numbers.dtype.kind in "biufc" else numbers.astype(np.float32)
+
+    def like(self, numbers: np.ndarray[Any, Any], x: Any) -> Any:
+        """Make an array of the same dtype, on the host, where nothing has to be compiled."""
+        with np.errstate(all="ignore"):
+            return jnp.asarray(numbers.astype(x.dtype))
+
+    def cast(self, x: Any, dtype: str) -> Any:
+        """Cast an array, on the host as well."""
+        with np.errstate(all="ignore"):
+            return jnp.asarray(np.asarray(x).astype(jnp.dtype(dtype)))
 
 
 def traced(

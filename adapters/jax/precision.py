@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpy.typing import NDArray
 
 from anynan._apps.precision.watch import How, Narrow, refuse
 from anynan._trace.op import Observed, Observer
@@ -16,7 +15,7 @@ from anynan.jax.graphs.graph import Node
 from anynan.jax.graphs.layers import inside
 from anynan.jax.graphs.versions import rebind_in
 from anynan.jax.messages import CLOSED_OVER
-from anynan.jax.observe import Run, as_typed, observe, takes, traced
+from anynan.jax.observe import JaxTarget, Run, as_typed, traced
 
 _CODE = """\
 kept = {names}
@@ -38,37 +37,12 @@ def keep(call, args, kwargs, context):
 """
 
 
-def narrowed_of(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> "Narrowed | None":
-    """Give what runs a target of this framework in narrow dtypes; None for all else."""
-    return Narrowed(target, args, kwargs) if takes(target, args, kwargs) else None
-
-
-class Narrowed(Narrow):
+class Narrowed(JaxTarget, Narrow):
     """Run one target in narrow dtypes."""
-
-    shows = staticmethod(observe)
 
     def __init__(self, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         super().__init__(target, args, kwargs)
         self._program, self._arrays = traced(*self.call)
-
-    def host(self, x: Any) -> NDArray[Any] | None:
-        """Give an array's numbers to NumPy; None if it has none with a fraction."""
-        kind = getattr(x, "dtype", None)
-        if kind is None or not jnp.issubdtype(kind, jnp.inexact) or not hasattr(x, "shape"):
-            return None
-        found = np.asarray(x)
-        return found if found.dtype.kind in "fc" else found.astype(np.float32)
-
-    def like(self, numbers: NDArray[Any], x: Any) -> Any:
-        """Make an array like another, on the host, where nothing has to be compiled."""
-        with np.errstate(all="ignore"):
-            return jnp.asarray(numbers.astype(x.dtype))
-
-    def cast(self, x: Any, dtype: str) -> Any:
-        """Cast an array, on the host as well."""
-        with np.errstate(all="ignore"):
-            return jnp.asarray(np.asarray(x).astype(jnp.dtype(dtype)))
 
     def given(self) -> list[tuple[str, str | None, Any]]:
         """List the arguments; weights with their layers."""
@@ -111,6 +85,9 @@ class Narrowed(Narrow):
         if keep and isinstance(getattr(self.call[0], "__self__", None), linen):
             text += _LINEN
         return text + super().code(dtype, how, {}, scale)
+
+
+narrowed_of = Narrowed.of
 
 
 class Kept(Run):

@@ -13,19 +13,14 @@ from anynan._apps.stress.edges import Edge, Margin, Site, edges
 from anynan._apps.stress.lab import Array, Lab, Watch
 from anynan._arrays.arguments import positional
 from anynan._trace.op import Observed, Observer, Op
-from anynan.jax.observe import Run, takes, traced
+from anynan.jax.observe import JaxTarget, Run, traced
 from anynan.jax.program.evaluator import jit_once
 from anynan.jax.program.program import Program
 from anynan.jax.program.trace import UntraceableError
 from anynan.jax.tracking import track
 
 
-def lab_of(target: Any, example: tuple[Any, ...]) -> Lab | None:
-    """Give the lab of a function or a module; None for what is not JAX's."""
-    return JaxLab(target, example) if callable(target) and takes(target, example, {}) else None
-
-
-class JaxLab(Lab):
+class JaxLab(JaxTarget, Lab):
     """Run a function of JAX's on changed inputs.
 
     What changes are the arguments that are arrays; trees, as weights and optimizer states are,
@@ -35,10 +30,10 @@ class JaxLab(Lab):
     door = staticmethod(track)
     imports = ("import jax.numpy as jnp",)
 
-    def __init__(self, target: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    def __init__(self, target: Any, args: tuple[Any, ...], *more: Any) -> None:
         names = positional(target)
         names = tuple(names[i] if i < len(names) else f"args[{i}]" for i in range(len(args)))
-        data = [i for i, x in enumerate(args) if self.is_array(x)] or list(range(len(args)))
+        data = [i for i, x in enumerate(args) if self.changes(x)] or list(range(len(args)))
 
         def filled(*given: Any) -> Any:
             whole = list(args)
@@ -47,27 +42,11 @@ class JaxLab(Lab):
             return target(*whole)
 
         filled.__name__ = getattr(target, "__name__", type(target).__name__)
-        self.target, self.args = filled, tuple(args[i] for i in data)
+        super().__init__(filled, tuple(args[i] for i in data), *more)
         self.parameters = tuple(names[i] for i in data)
         self._programs: dict[Any, Program] = {}
         self._slopes: dict[Any, Any] = {}
         self._sites: dict[Any, list[Site]] = {}
-
-    def is_array(self, x: Any) -> bool:
-        """Tell what an array is that a hunt may change."""
-        if not isinstance(x, jax.Array | np.ndarray):
-            return False
-        return jnp.issubdtype(x.dtype, jnp.number) or x.dtype == bool
-
-    def host(self, x: Any) -> Array:
-        """Bring an array to the host; what NumPy has no dtype for in float32."""
-        plain = jnp.issubdtype(x.dtype, jnp.number) or x.dtype == bool
-        numbers = np.asarray(x) if plain else np.zeros(0)  # a key has none
-        return numbers if numbers.dtype.kind in "biufc" else numbers.astype(np.float32)
-
-    def like(self, new: Array, x: Any) -> Any:
-        """Make an array of the same dtype."""
-        return jnp.asarray(new, dtype=x.dtype)
 
     def code(self, x: Any) -> str:
         """Write an array of the same dtype."""
@@ -128,6 +107,9 @@ class JaxLab(Lab):
         """Put nothing back: a function of JAX's changes nothing."""
         del program
         return nullcontext()
+
+
+lab_of = JaxLab.of
 
 
 def _form(xs: Sequence[Any]) -> tuple[Any, ...]:

@@ -14,13 +14,13 @@ from anynan.keras.jax_compare import KerasSide
 from anynan.keras.layers import layers_of
 
 
-def narrowed_of(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> "Narrowed | None":
-    """Give what runs a Keras model in narrow dtypes; None for all else."""
-    return Narrowed(target, args, kwargs) if isinstance(target, keras.layers.Layer) else None
-
-
 class Narrowed(JaxNarrowed):
     """Run one model in narrow dtypes."""
+
+    @staticmethod
+    def takes(target: Any, *_: Any) -> bool:
+        """Tell whether a target is a Keras model."""
+        return isinstance(target, keras.layers.Layer)
 
     def __init__(self, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         self._side, self.layers = KerasSide(target), layers_of(target)
@@ -35,3 +35,6 @@ class Narrowed(JaxNarrowed):
 
         program, arrays = traced(fresh, args, kwargs)
         return Kept(program, observer, (), None if own else jnp.dtype(dtype)).observed(arrays)
+
+
+narrowed_of = Narrowed.of

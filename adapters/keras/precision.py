@@ -52,7 +52,7 @@ class _Mixed(Narrow):
     def __init__(self, inner: Any, layers: Mapping[str, Any]) -> None:
         super().__init__(*inner.call)
         self._inner, self._layers = inner, layers
-        for name in ("replaces", "observe", "host", "like", "cast", "bounded"):
+        for name in ("replaces", "observe", "is_array", "host", "like", "cast", "bounded"):
             setattr(self, name, getattr(inner, name))
 
     def run(

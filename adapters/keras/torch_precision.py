@@ -13,17 +13,15 @@ from anynan.torch.observe import takes
 from anynan.torch.precision import Narrowed as TorchNarrowed
 
 
-def narrowed_of(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> "Narrowed | None":
-    """Give what runs a Keras model, or a step of one, in narrow dtypes; None for all else."""
-    if not takes(target, args, kwargs):
-        return None
-    found = named_models(target, args, kwargs).values()
-    mine = any(isinstance(model, keras.layers.Layer) for model in found)
-    return Narrowed(target, args, kwargs) if mine else None
-
-
 class Narrowed(TorchNarrowed):
     """Run one target in narrow dtypes."""
+
+    @staticmethod
+    def takes(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Tell whether a target is a Keras model, or a step of one."""
+        found = named_models(target, args, kwargs).values()
+        mine = any(isinstance(model, keras.layers.Layer) for model in found)
+        return mine and takes(target, args, kwargs)
 
     def __init__(self, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         super().__init__(target, args, kwargs)
@@ -35,3 +33,6 @@ class Narrowed(TorchNarrowed):
             for name, model in named_models(target, args, kwargs).items()
             for path, layer in models.named(name, model).items()
         }
+
+
+narrowed_of = Narrowed.of

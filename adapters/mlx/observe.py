@@ -4,13 +4,16 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 from mlx import nn
 
 from anynan._arrays.containers import leaves
 from anynan._reach import Reach
 from anynan._steps.tracked import untracked
 from anynan._trace.op import Observed, Observer, Op
+from anynan._trace.target import Target
 from anynan.mlx.layers import Layers, code_of
+from anynan.mlx.reading import READER
 from anynan.mlx.seams import SEAMS
 from anynan.mlx.second import Run
 from anynan.mlx.state import Root
@@ -109,3 +112,21 @@ def observe(
     observed.value = run.value
     observed.notes += dict.fromkeys(run.tape.notes)
     return observed
+
+
+class MlxTarget(Target):
+    """Reach the numbers of MLX's arrays."""
+
+    takes, shows = staticmethod(takes), staticmethod(observe)
+
+    def is_array(self, x: Any) -> bool:
+        """Tell whether something is an array."""
+        return isinstance(x, mx.array)
+
+    def host(self, x: Any) -> np.ndarray[Any, Any]:
+        """Bring an array to the host; a bfloat16 in float32."""
+        return READER.on_host(x)
+
+    def like(self, numbers: np.ndarray[Any, Any], x: Any) -> Any:
+        """Make an array of the same dtype."""
+        return mx.array(np.ascontiguousarray(numbers)).astype(x.dtype)

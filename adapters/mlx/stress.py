@@ -5,51 +5,30 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 from mlx import nn
 
 from anynan._apps.stress.edges import Edge
 from anynan._apps.stress.lab import Array, Lab, Watch
 from anynan._arrays.arguments import positional
 from anynan.mlx.layers import code_of
-from anynan.mlx.observe import observe, sight, takes
-from anynan.mlx.reading import READER, is_float
+from anynan.mlx.observe import MlxTarget, sight
+from anynan.mlx.reading import is_float
 from anynan.mlx.tracking import track
 
 
-def lab_of(target: Any, example: tuple[Any, ...]) -> Lab | None:
-    """Give the lab of a model, a step or a function; None for what is not MLX's."""
-    return MlxLab(target, example) if takes(target, example, {}) else None
-
-
-class MlxLab(Lab):
+class MlxLab(MlxTarget, Lab):
     """Run a model, a training step or a function on changed inputs."""
 
     door = staticmethod(track)
-    shows = staticmethod(observe)
     imports = ("import mlx.core as mx",)
 
-    def __init__(self, target: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        self.target, self.args = target, args
+    def __init__(self, target: Any, *given: Any) -> None:
+        super().__init__(target, *given)
         if isinstance(target, nn.Module):
             self.parameters = positional(type(target).__call__)[1:]
         else:
             self.parameters = positional(code_of(target))
-        phases: set[str] = set()
-        observe(target, args, {}, lambda op: phases.add(op.phase))
-        self.trains = "backward" in phases
-
-    def is_array(self, x: Any) -> bool:
-        """Tell what an array is that a hunt may change."""
-        return isinstance(x, mx.array) and x.dtype != mx.complex64
-
-    def host(self, x: Any) -> Array:
-        """Bring an array to the host; a bfloat16 in float32."""
-        return READER.on_host(x)
-
-    def like(self, new: Array, x: Any) -> Any:
-        """Make an array of the same dtype."""
-        return mx.array(np.ascontiguousarray(new)).astype(x.dtype)
+        self.trains = "backward" in self.phases()
 
     def code(self, x: Any) -> str:
         """Write an array of the same dtype."""
@@ -79,6 +58,9 @@ class MlxLab(Lab):
             for i, grad in zip(places, grads, strict=True):
                 found[i] = self.host(grad)
         return found
+
+
+lab_of = MlxLab.of
 
 
 @contextmanager

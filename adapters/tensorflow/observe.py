@@ -8,9 +8,10 @@ import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import context
 from tensorflow.python.framework import op_callbacks, op_def_registry
@@ -21,12 +22,14 @@ from anynan._base.patches import Patches, owner_of
 from anynan._diagnosis.messages import NOT_PUT_BACK
 from anynan._steps.tracked import untracked
 from anynan._trace.op import Observed, Observer, Op, RerunError
+from anynan._trace.target import Target
 from anynan.errors import reason
 from anynan.events import Phase, Source
 from anynan.options import Options
 from anynan.tensorflow.graphs import lines, names
 from anynan.tensorflow.graphs.operations import is_float
 from anynan.tensorflow.read.layers import Layers
+from anynan.tensorflow.read.probes import on_host
 from anynan.tensorflow.replay.reached import Reached
 from anynan.tensorflow.replay.taped import Line, Note, frames
 from anynan.tensorflow.session.targets import is_keras, layers_in, parts_of
@@ -268,6 +271,38 @@ def observe(
         lost.append("TensorFlow's random numbers")
     found.notes = [NOT_PUT_BACK(who="the run", what=what) for what in dict.fromkeys(lost)]
     return found
+
+
+class TensorflowTarget(Target):
+    """Reach the numbers of tensors, and the layers of a target.
+
+    Attributes:
+        layers: Its layers, by path.
+    """
+
+    takes = staticmethod(takes)
+
+    def __init__(self, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        super().__init__(target, args, kwargs)
+        self.layers = layers_of(target)
+        self.shows = partial(observe, layers=self.layers)
+
+    def is_array(self, x: Any) -> bool:
+        """Tell whether something is a tensor of numbers."""
+        kind = x.dtype if isinstance(x, tf.Tensor) else tf.string
+        return bool(kind.is_floating or kind.is_complex or kind.is_integer or kind.is_bool)
+
+    def host(self, x: Any) -> np.ndarray[Any, Any]:
+        """Bring a tensor to the host; a bfloat16 in float32."""
+        return on_host(tf.cast(x, tf.float32) if tf.bfloat16 == x.dtype else x)
+
+    def like(self, numbers: np.ndarray[Any, Any], x: Any) -> Any:
+        """Make a tensor of the same dtype."""
+        return tf.cast(tf.constant(numbers), x.dtype)
+
+    def cast(self, x: Any, dtype: str) -> Any:
+        """Cast a tensor."""
+        return tf.cast(x, dtype)
 
 
 @contextmanager

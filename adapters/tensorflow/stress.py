@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,42 +10,21 @@ import tensorflow as tf
 from anynan._apps.stress.edges import Edge
 from anynan._apps.stress.lab import Array, Lab, Watch
 from anynan._arrays.arguments import positional
-from anynan.tensorflow.observe import layers_of, observe, takes, untouched
+from anynan.tensorflow.observe import TensorflowTarget, untouched
 from anynan.tensorflow.tracking import track
 
 
-def lab_of(target: Any, example: tuple[Any, ...]) -> Lab | None:
-    """Give the lab of a model, a step or a function; None for what is not TensorFlow's."""
-    return TensorflowLab(target, example) if takes(target, example, {}) else None
-
-
-class TensorflowLab(Lab):
+class TensorflowLab(TensorflowTarget, Lab):
     """Run a model, a training step or a function on changed inputs."""
 
     door = staticmethod(track)
     imports = ("import tensorflow as tf",)
 
-    def __init__(self, target: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        self.target, self.args = target, args
+    def __init__(self, target: Any, *given: Any) -> None:
+        super().__init__(target, *given)
         python: Any = getattr(target, "python_function", target)
         self.parameters = positional(getattr(python, "call", python))
-        self.shows = partial(observe, layers=layers_of(target))
-        phases: set[str] = set()
-        self.observe(target, args, lambda op: phases.add(op.phase))
-        self.trains = "optimizer" in phases
-
-    def is_array(self, x: Any) -> bool:
-        """Tell what an array is that a hunt may change."""
-        return isinstance(x, tf.Tensor) and x.dtype != tf.string
-
-    def host(self, x: Any) -> Array:
-        """Bring a tensor to the host; a bfloat16 in float32."""
-        x = tf.cast(x, tf.float32) if x.dtype == tf.bfloat16 else x
-        return np.asarray(x)
-
-    def like(self, new: Array, x: Any) -> Any:
-        """Make a tensor of the same dtype."""
-        return tf.cast(tf.constant(new), x.dtype)
+        self.trains = "optimizer" in self.phases()
 
     def code(self, x: Any) -> str:
         """Write an array of the same dtype."""
@@ -70,6 +48,9 @@ class TensorflowLab(Lab):
         slopes = iter([None] * len(floats) if least is None else tape.gradient(least, floats))
         grads = [next(slopes) if x.dtype.is_floating else None for x in xs]
         return [None if g is None else self.host(tf.convert_to_tensor(g)) for g in grads]
+
+
+lab_of = TensorflowLab.of
 
 
 def _distance(edge: Edge, x: Any) -> Any:

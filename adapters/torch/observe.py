@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
@@ -16,6 +17,7 @@ from anynan._base.context import replay_context
 from anynan._diagnosis.messages import NOT_PUT_BACK
 from anynan._steps.tracked import untracked
 from anynan._trace.op import Observed, Observer, Op
+from anynan._trace.target import Target
 from anynan.options import Options
 from anynan.torch.call.discovery import find_iterators, find_modules, named_models
 from anynan.torch.call.models import Models
@@ -24,6 +26,7 @@ from anynan.torch.call.rootcall import RootCall, cut
 from anynan.torch.call.state import StopReplay
 from anynan.torch.graphs.compiler import eager
 from anynan.torch.private import give_saved_tensors_hooks, take_saved_tensors_hooks, tree_leaves
+from anynan.torch.read.probes import on_host
 from anynan.torch.replay.replay import disabled_modes
 from anynan.torch.replay.scene import Scene
 from anynan.torch.replay.seams import Seam
@@ -169,6 +172,26 @@ def observe(
     """Run a target once, show each operation, and leave no trace."""
     with Sight(target) as sight:
         return sight.run(args, kwargs, observer)
+
+
+class TorchTarget(Target):
+    """Reach the numbers of dense tensors."""
+
+    takes, shows = staticmethod(takes), staticmethod(observe)
+
+    def is_array(self, x: Any) -> bool:
+        """Tell whether something is a dense tensor with numbers in it."""
+        return isinstance(x, torch.Tensor) and x.layout is torch.strided and not x.is_meta
+
+    def host(self, x: Any) -> np.ndarray[Any, Any]:
+        """Bring a tensor to the host; what NumPy has no dtype for in float32."""
+        return on_host(x)
+
+    def like(self, numbers: np.ndarray[Any, Any], x: Any) -> Any:
+        """Make a tensor of the same dtype and device, and a leaf where that is one."""
+        # A kernel may round otherwise where numbers lie elsewhere: they lie as a tensor's own do.
+        made = torch.from_numpy(np.array(numbers)).to(device=x.device, dtype=x.dtype, copy=True)
+        return made.requires_grad_(x.requires_grad)
 
 
 @contextmanager

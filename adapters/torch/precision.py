@@ -5,16 +5,14 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import torch
-from numpy.typing import NDArray
 
 from anynan._apps.precision.watch import Narrow
 from anynan._base.patches import Patches
 from anynan._trace.op import Observed, Observer, Op, RerunError
 from anynan.torch.call.discovery import find_weights, named_models
-from anynan.torch.observe import Sight, takes
+from anynan.torch.observe import Sight, TorchTarget
 from anynan.torch.private import DispatchMode, returns_of, tree_map, undispatched
 from anynan.torch.read.paths import clean_path, join
-from anynan.torch.read.probes import on_host
 from anynan.torch.replay.operands import flat, rerun, shape_of
 
 _CODE = """\
@@ -40,12 +38,7 @@ _AUTOCAST = '''
     module.forward = torch.autocast("cuda", enabled=False)(module.forward)  # or "cpu"'''
 
 
-def narrowed_of(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> "Narrowed | None":
-    """Give what runs a target of this framework in narrow dtypes; None for all else."""
-    return Narrowed(target, args, kwargs) if takes(target, args, kwargs) else None
-
-
-class Narrowed(Narrow):
+class Narrowed(TorchTarget, Narrow):
     """Run one target in narrow dtypes."""
 
     widening = "x.float() for each operand"
@@ -65,14 +58,6 @@ class Narrowed(Narrow):
     def observe(self, observer: Observer) -> Observed:
         """Run as it is, and show each operation."""
         return self._shown(*self.call[1:], observer, None)
-
-    def host(self, x: Any) -> NDArray[Any] | None:
-        """Give a tensor's numbers to NumPy; None if it has none with a fraction."""
-        if not isinstance(x, torch.Tensor) or not (x.is_floating_point() or x.is_complex()):
-            return None
-        if x.layout is not torch.strided or x.is_meta:
-            return None
-        return on_host(x)
 
     def rounded(self, x: Any, dtype: str) -> Any:
         """Round a tensor to a dtype, and give it in its own again."""
@@ -194,6 +179,9 @@ class Narrowed(Narrow):
                 x.grad = grad
             for state, name, value in states:
                 state[name] = value
+
+
+narrowed_of = Narrowed.of
 
 
 class _Storing(DispatchMode):

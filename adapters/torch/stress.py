@@ -1,11 +1,10 @@
 """What a hunt needs of PyTorch: the slope of a distance, and ways to run a target."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
@@ -17,9 +16,8 @@ from anynan._reach import Holder, Reach
 from anynan._trace.op import Observed, Observer
 from anynan.torch.call.discovery import named_models
 from anynan.torch.call.reached import KINDS
-from anynan.torch.observe import Sight, takes
+from anynan.torch.observe import Sight, TorchTarget, takes
 from anynan.torch.private import tree_leaves, version, without_modes
-from anynan.torch.read.probes import on_host
 from anynan.torch.tracking import track
 
 _HALVES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -29,22 +27,15 @@ DRAWS, FEW = 8, 32  # draws that are hit, and numbers up to which all of a draw 
 _UNIFORM, _EITHER = ("rand", "rand_like", "uniform_"), ("bernoulli", "bernoulli_")
 
 
-def lab_of(target: Any, example: tuple[Any, ...]) -> Lab | None:
-    """Give the lab of a model, a step or a function; None for what is not PyTorch's."""
-    if not takes(target, example, {}) and not _data(target):
-        return None
-    return TorchLab(target, example)
-
-
-class TorchLab(Lab):
+class TorchLab(TorchTarget, Lab):
     """Run a model, a training step or a function on changed inputs."""
 
     door = staticmethod(track)
     imports = ("import torch",)
     deadly = frozenset({"aten._pdist_forward.default"})  # its gradient divides by their number
 
-    def __init__(self, target: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        self.target, self.args = target, args
+    def __init__(self, target: Any, args: tuple[Any, ...], *more: Any) -> None:
+        super().__init__(target, args, *more)
         self.parameters = positional(getattr(target, "forward", target))
         self._sight: Sight | None = None
         self._models = named_models(target, args)
@@ -64,23 +55,19 @@ class TorchLab(Lab):
         elif found.value is None:
             self.target = _leaving(target, written)
 
+    @staticmethod
+    def takes(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Tell whether a target is PyTorch's, also by the tensors that its code holds."""
+        return takes(target, args, kwargs) or bool(_data(target))
+
     # Arrays.
 
-    def is_array(self, x: Any) -> bool:
-        """Tell what an array is that a hunt may change."""
-        return isinstance(x, torch.Tensor) and x.layout is torch.strided and not x.is_complex()
-
-    def host(self, x: Any) -> Array:
-        """Bring an array to the host; what NumPy has no dtype for in float32."""
-        return on_host(x)
-
-    def like(self, new: Array, x: Any) -> Any:
-        """Make a tensor of the same dtype and device, and a leaf where that is one."""
-        # A kernel may round otherwise where numbers lie elsewhere: they lie as a tensor's own do.
-        made = torch.from_numpy(np.array(new)).to(device=x.device, dtype=x.dtype, copy=True)
+    def like(self, numbers: Array, x: Any) -> Any:
+        """Make a tensor as another is; one for a weight knows which."""
+        made = super().like(numbers, x)
         if id(x) in self._weights:
             vars(made)["stands_for"] = x
-        return made.requires_grad_(x.requires_grad)
+        return made
 
     def code(self, x: Any) -> str:
         """Write an array of the same dtype."""
@@ -198,6 +185,9 @@ class TorchLab(Lab):
         if observed.error is not None:
             differentiate()
         return found
+
+
+lab_of = TorchLab.of
 
 
 class _Draws(TorchFunctionMode):

@@ -146,7 +146,7 @@ class _Asking:
     def _given(self) -> Iterator[Row]:
         """Walk what comes in and is cast."""
         for name, layer, x in self.narrow.given():
-            numbers = self.narrow.host(x)
+            numbers = self.narrow.numbers(x)
             if numbers is not None and numbers.size:
                 phase = "input" if layer is None else "parameter"
                 found = measured(numbers)
@@ -235,7 +235,7 @@ class _Asking:
 
     def _numbers(self, value: Any) -> Iterator[Any]:
         for _, leaf in leaves(value, "result"):
-            x = self.narrow.host(leaf)
+            x = self.narrow.numbers(leaf)
             if x is not None:
                 yield np.asarray(x, np.float64)
 

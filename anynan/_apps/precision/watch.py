@@ -9,12 +9,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from anynan._apps.precision.ranges import Range, finite, measured
 from anynan._arrays.containers import leaves, mapped
 from anynan._files.formats import Format
 from anynan._trace.op import Observed, Observer, Op, RerunError
+from anynan._trace.target import Target
 from anynan.events import Phase, Source
 
 How = Literal["cast", "autocast"]
@@ -31,29 +31,19 @@ SUMMING = frozenset(
 Place = tuple[Any, ...]
 
 
-class Narrow:
+class Narrow(Target):
     """Run one target in narrow dtypes: adapters derive ``Narrowed`` from it in ``precision.py``.
 
-    Args:
-        target: A model, a training step, or any function.
-        args: What it is called with.
-        kwargs: By name.
-
     Attributes:
-        shows: The framework's ``observe``.
         framework: What it is called where it has no autocast.
         replaces: Whether other results can take the place of an operation's.
         widening: What to write for a line whose operands are to be float32.
         outside: What to write for a line that autocast is to leave alone.
     """
 
-    shows: Callable[..., Observed]
     framework = ""
     replaces = True
     widening = outside = 'x.astype("float32") for each operand'
-
-    def __init__(self, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        self.call = target, args, dict(kwargs)
 
     def observe(self, observer: Observer) -> Observed:
         """Run as it is, and show each operation."""
@@ -79,31 +69,19 @@ class Narrow:
         refuse(how, self.framework)
         return self.shows(self.call[0], *self.narrowed(dtype), observer)
 
-    def host(self, x: Any) -> NDArray[Any] | None:
-        """Give an array's numbers to NumPy, unchanged; None if it has none with a fraction."""
-        raise NotImplementedError
-
-    def like(self, numbers: NDArray[Any], x: Any) -> Any:
-        """Make an array like another, of other numbers."""
-        raise NotImplementedError
-
-    def cast(self, x: Any, dtype: str) -> Any:
-        """Cast an array."""
-        return x.astype(dtype)
-
     def rounded(self, x: Any, dtype: str) -> Any:
         """Round an array to a dtype, and give it in its own again."""
-        there = self.host(self.cast(x, dtype))
+        there = self.numbers(self.cast(x, dtype))
         return x if there is None or there.dtype.kind == "c" else self.like(there, x)
 
     def bounded(self, x: Any, top: float) -> Any:
         """Put the largest number in the place of Inf, and 0 in that of NaN."""
-        there = np.asarray(self.host(x), np.float64)
+        there = np.asarray(self.numbers(x), np.float64)
         return self.like(np.nan_to_num(there, posinf=top, neginf=-top), x)
 
     def narrows(self, x: Any) -> bool:
         """Tell whether an array is one that is cast."""
-        there = self.host(x)
+        there = self.numbers(x)
         return there is not None and there.dtype in (np.float32, np.float64)
 
     def narrowed(self, dtype: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -230,13 +208,13 @@ class Ranges:
 
     def __call__(self, op: Op) -> None:
         """Take one operation down."""
-        made = [x for x in op.outputs if self._narrow.host(x) is not None]
+        made = [x for x in op.outputs if self._narrow.numbers(x) is not None]
         if not made or op.blank:
             return
         if op.written:  # what was measured may have changed
             self._known.clear()
         source = op.source
-        inputs = [(name, x) for name, x in op.inputs if self._narrow.host(x) is not None]
+        inputs = [(name, x) for name, x in op.inputs if self._narrow.numbers(x) is not None]
         operands = {name: self._range(x) for name, x in inputs}
         result = widest([self._range(x) for x in made])
         partial = error = rounding = None
@@ -255,7 +233,7 @@ class Ranges:
         held = self._known.get(id(x))
         if held is not None and held[0]() is x:
             return held[1]
-        numbers = self._narrow.host(x)
+        numbers = self._narrow.numbers(x)
         assert numbers is not None
         found = measured(numbers)
         with suppress(TypeError):  # what cannot be referred to is measured each time
@@ -286,7 +264,7 @@ class Ranges:
             found = op.rerun({name: abs(x) for name, x in inputs if name != "bias"})
         except (RerunError, TypeError):
             return None
-        sizes = [x for x in map(self._narrow.host, found) if x is not None and x.size]
+        sizes = [x for x in map(self._narrow.numbers, found) if x is not None and x.size]
         return float(np.abs(sizes[0]).max()) if sizes else None
 
     def _errors(
@@ -309,7 +287,7 @@ def factors_of(names: Sequence[str]) -> list[str]:
 def _distance(run: Callable[[], Sequence[Any]], exact: Any, narrow: Narrow) -> float | None:
     """Give how far a result is from the exact one, as a share of that: root mean squares."""
     try:
-        found, right = narrow.host(run()[0]), narrow.host(exact)
+        found, right = narrow.numbers(run()[0]), narrow.numbers(exact)
     except (RerunError, IndexError):
         return None
     if found is None or right is None or found.shape != right.shape:
@@ -353,7 +331,7 @@ class Breaks:
     def __call__(self, op: Op) -> Sequence[Any] | None:
         """Look at one operation."""
         made = list(op.outputs)
-        if op.blank or all(self._narrow.host(x) is None for x in made):
+        if op.blank or all(self._narrow.numbers(x) is None for x in made):
             return None
         source = op.source
         place, outs = self._places.of(op, source), self._changed(op, source, made)
@@ -371,7 +349,7 @@ class Breaks:
         """Give the results of an operation as the run shall go on with them."""
         outs = made
         if self._scale != 1 and op.phase == "backward":
-            outs = [x if self._narrow.host(x) is None else x * self._scale for x in outs]
+            outs = [x if self._narrow.numbers(x) is None else x * self._scale for x in outs]
             self._scale = 1.0
         if self._rerun(op, source):
             with suppress(RerunError):
@@ -379,15 +357,15 @@ class Breaks:
         return outs
 
     def _finite(self, x: Any) -> bool:
-        numbers = self._narrow.host(x)
+        numbers = self._narrow.numbers(x)
         return numbers is None or finite(numbers)
 
     def _kind(self, op: Op, outs: Sequence[Any]) -> Literal["overflow", "nan"] | None:
         """Tell what an operation broke: None where what it was given was bad, or it was meant."""
         if op.kernel in PLACING:
             return None
-        given = [x for x in (self._narrow.host(x) for _, x in op.inputs) if x is not None]
-        made = [x for x in map(self._narrow.host, outs) if x is not None]
+        given = [x for x in (self._narrow.numbers(x) for _, x in op.inputs) if x is not None]
+        made = [x for x in map(self._narrow.numbers, outs) if x is not None]
         nan = any(np.isnan(x).any() for x in made)
         if all(map(finite, given)):
             return "nan" if nan and not any(np.isinf(x).any() for x in made) else "overflow"

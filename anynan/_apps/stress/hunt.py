@@ -148,7 +148,7 @@ class Hunt:
     def _made_of(self, weights: Sequence[Holder] = ()) -> Program:
         lab = self.lab
         held = [*lab.held(), *weights]
-        return Program(lab.target, lab.args, lab.parameters, held, lab.is_array)
+        return Program(lab.target, lab.args, lab.parameters, held, lab.changes)
 
     @property
     def _example(self) -> tuple[Array, ...]:

@@ -1,7 +1,6 @@
 """What only a framework can do for a hunt, and the watch that is kept over a run."""
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -12,6 +11,7 @@ from anynan._arrays.access import dtype_name
 from anynan._diagnosis.lineage import PLACING
 from anynan._reach import Holder
 from anynan._trace.op import Observed, Observer, Op
+from anynan._trace.target import Target
 from anynan.tracker import Tracker
 
 Array = np.ndarray
@@ -74,12 +74,11 @@ class Watch:
         return op.name not in _PLACING and all(np.isfinite(x).all() for x in given)
 
 
-class Lab(ABC):
+class Lab(Target):
     """Run a target of one framework on changed inputs.
 
     Attributes:
         door: The framework's ``track``.
-        shows: The framework's ``observe``.
         target: What is run.
         args: The example.
         parameters: What the target calls its arguments.
@@ -89,33 +88,34 @@ class Lab(ABC):
     """
 
     door: Callable[..., Any]
-    shows: Callable[..., Observed]
     trains = False
     deadly: frozenset[str] = frozenset()
-    target: Callable[..., Any]
-    args: tuple[Any, ...]
     parameters: Sequence[str] = ()
     imports: tuple[str, ...] = ()
 
-    @abstractmethod
-    def is_array(self, x: Any) -> bool:
-        """Tell what an array is that a hunt may change."""
+    def __init__(
+        self, target: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
+        super().__init__(target, args, kwargs)
+        self.target, self.args = target, args
 
-    @abstractmethod
-    def host(self, x: Any) -> Array:
-        """Bring an array to the host, in a dtype that NumPy has."""
+    def changes(self, x: Any) -> bool:
+        """Tell whether something is an array that a hunt may change."""
+        return self.is_array(x) and "complex" not in dtype_name(x)
 
-    @abstractmethod
-    def like(self, new: Array, x: Any) -> Any:
-        """Make of numbers an array as ``x`` is one: dtype, device, whether it has a gradient."""
-
-    @abstractmethod
     def code(self, x: Any) -> str:
         """Write ``like``: code with ``{}`` where the numbers go, as an array of NumPy's."""
+        raise NotImplementedError
 
     def observe(self, program: Callable[..., Any], xs: Sequence[Any], watch: Observer) -> Observed:
         """Run a program once, and leave no trace."""
         return self.shows(program, tuple(xs), {}, watch)
+
+    def phases(self) -> set[str]:
+        """Run the example, and tell which phases it has."""
+        found = set[str]()
+        self.observe(self.target, self.args, lambda op: found.add(op.phase))
+        return found
 
     def track(self, program: Callable[..., Any], **options: Any) -> Tracker:
         """Track a program as always, to record events."""
@@ -150,9 +150,9 @@ class Lab(ABC):
         self.observe(program, xs, watch)
         return [None for _ in xs]
 
-    @abstractmethod
     def kept(self, program: Callable[..., Any]) -> AbstractContextManager[object]:
         """Put everything back that a program changes inside."""
+        raise NotImplementedError
 
     def modes(self) -> Iterator[tuple[str, Callable[[], AbstractContextManager[object]]]]:
         """Give other ways to run it: in evaluation, under autocast."""
