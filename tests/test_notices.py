@@ -72,6 +72,16 @@ def test_filters_by_module_mean_the_users_module() -> None:
     )
 
 
+@pytest.mark.parametrize("fn", [np.log, lambda x: x / x, lambda x: x])
+def test_a_report_that_a_filter_makes_an_exception_is_the_report(fn: Any) -> None:
+    x = np.array([0.0, -1.0, np.nan])
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("error")
+        with pytest.raises(AnynanWarning) as error:
+            anynan.track(fn, action="warn")(x)
+    assert str(error.value).startswith("NaN ")
+
+
 def test_the_same_fault_is_told_once_and_then_in_a_line_with_a_count() -> None:
     model = Model(Layer("first", LOG))
     tracker = track(model, model=model, action="warn")

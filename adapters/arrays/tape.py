@@ -29,7 +29,7 @@ from anynan.arrays.namespaces import Namespace, namespace_of
 from anynan.arrays.operations import ArrayOp
 from anynan.arrays.trackable import change, copied, is_array, silent
 from anynan.arrays.tracked import CLEAN, UNKNOWN, Cell, TrackedArray, is_tracked, is_view, strip
-from anynan.errors import AnomalyError, reason
+from anynan.errors import AnomalyError, AnynanWarning, reason
 from anynan.events import Event, Kind, Phase
 from anynan.options import Options
 
@@ -130,8 +130,6 @@ class Tape:
         """Read a value that arrived somewhere, or say that it could not be read."""
         try:
             self.read(layer, phase, tensor, x)
-        except AnomalyError:
-            raise
         except Exception as error:  # noqa: BLE001  what we cannot read, the user still can use
             where = f" of {layer}" if layer else ""
             self.failed(f"the {tensor}{where}, a {type_name(x._raw)},", error)
@@ -206,8 +204,6 @@ class Tape:
         self.held.append(raw)
         try:
             self.read(None, "input", label, x)
-        except AnomalyError:
-            raise
         except Exception as error:  # noqa: BLE001  the function can do with it what it did before
             self.failed(f"the argument {label}", error)
             return raw
@@ -377,7 +373,13 @@ class Tape:
             log.lines = lines
 
     def failed(self, what: str, error: Exception) -> None:
-        """Say that something could not be looked at; the function goes on."""
+        """Say that something could not be looked at; the function goes on.
+
+        What anynan itself ends the call with goes on its way: an anomaly, or a report where the
+        program's filters make warnings exceptions.
+        """
+        if isinstance(error, (AnomalyError, AnynanWarning)):
+            raise error
         self.session.tracker.judge.say(UNLOOKED(what=what, error=reason(error)))
 
     def about_to_write(self, target: TrackedArray) -> None:
