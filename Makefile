@@ -71,7 +71,7 @@ jax-older:
 # A release of a framework can fail it: the versions are what it prints first.
 NEWEST ?= python3.13
 NEWEST_TESTS := tests/conformance tests/jax_adapter tests/keras_adapter tests/tensorflow_adapter \
-	tests/keras_backends/test_on_jax.py
+	tests/keras_backends/test_on_jax.py tests/test_recorder*.py
 UPGRADE = -m pip install -q --disable-pip-version-check --no-compile --upgrade --upgrade-strategy eager
 VERSIONS = -c "import importlib.metadata as m, sys; print(sys.version.split()[0], \
 	*sorted({f'{d.name}=={d.version}' for d in m.distributions()}, key=str.lower))"

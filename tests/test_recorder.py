@@ -139,6 +139,7 @@ def same(a: Any, b: Any) -> bool:
     return True
 
 
+@pytest.mark.filterwarnings("ignore:Setting the shape:DeprecationWarning")  # NumPy 2.5's own
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
 @pytest.mark.parametrize("read", ["immediate", "end"])
 def test_results_are_the_same(program: Callable[..., Any], read: Any) -> None:

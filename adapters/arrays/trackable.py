@@ -13,6 +13,8 @@ import numpy as np
 from anynan._arrays.containers import mapped, shown, stored
 from anynan.arrays.tracked import TrackedArray, is_tracked
 
+# Words of a layout whose elements lie in no strides. JAX's AutoLayout says nothing of them.
+_PACKED = ("sparse", "mkldnn", "jagged")
 _MUTABLE = (dict, list, OrderedDict, defaultdict)
 Change = Callable[[Any, str], Any]
 
@@ -57,9 +59,9 @@ def _is_array_type(kind: type, value: Any) -> bool:
 
 def _is_dense(value: Any) -> bool:
     """Tell whether the elements lie in strides, where the type alone does not say so."""
-    layout = getattr(value, "layout", None)
+    layout = str(getattr(value, "layout", None))
     nested = getattr(value, "is_nested", False)
-    return layout is None or (str(layout).endswith("strided") and not nested)
+    return not nested and not any(word in layout for word in _PACKED)
 
 
 def change(value: Any, name: str, wanted: Callable[[Any], bool], new: Change) -> Any:
