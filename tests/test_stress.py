@@ -33,6 +33,12 @@ def test_the_example_run_lists_each_edge_with_its_distance() -> None:
     assert exp.distance == pytest.approx(np.log(np.finfo(float).max) - X.max(), abs=1e-3)
 
 
+def test_complex_numbers_are_an_input_too() -> None:
+    report = anynan.stress(lambda z: np.log(np.abs(z)), np.array([1 + 2j, 3.0]))
+    assert [margin.distance for margin in report.margins] == [pytest.approx(5**0.5)]
+    assert report.tried
+
+
 def test_a_margin_is_told_with_its_line_in_the_operands_units_and_in_bits() -> None:
     def loss(p: Any) -> Any:
         return -np.log(p).mean()

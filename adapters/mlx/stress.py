@@ -30,6 +30,10 @@ class MlxLab(MlxTarget, Lab):
             self.parameters = positional(code_of(target))
         self.trains = "backward" in self.phases()
 
+    def changes(self, x: Any) -> bool:
+        """Tell whether something is an array that a hunt may change: of real numbers."""
+        return self.is_array(x) and x.dtype != mx.complex64
+
     def code(self, x: Any) -> str:
         """Write an array of the same dtype."""
         name = str(x.dtype).rpartition(".")[2]

@@ -69,6 +69,10 @@ class TorchLab(TorchTarget, Lab):
             vars(made)["stands_for"] = x
         return made
 
+    def changes(self, x: Any) -> bool:
+        """Tell whether something is an array that a hunt may change: of real numbers."""
+        return self.is_array(x) and not x.is_complex()
+
     def code(self, x: Any) -> str:
         """Write an array of the same dtype."""
         made = f"torch.as_tensor({{}}, dtype={x.dtype})"

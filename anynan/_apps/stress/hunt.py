@@ -468,7 +468,7 @@ class Hunt:
         """Tell whether the first sample spoils no other; None where no result has rows."""
         self._look(arrays)
         value = self.lab.results(self._seen.value)
-        results = [self.lab.host(x) for _, x in leaves(value, "") if self.lab.is_array(x)]
+        results = [self.lab.host(x) for _, x in leaves(value, "") if self.lab.changes(x)]
         # What has the batch on two axes compares its samples.
         rows = [x[1:] for x in results if x.shape[:1] == (many,) and x.shape.count(many) == 1]
         return all(np.isfinite(x).all() for x in rows if x.size) if rows else None

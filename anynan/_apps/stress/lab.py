@@ -101,7 +101,7 @@ class Lab(Target):
 
     def changes(self, x: Any) -> bool:
         """Tell whether something is an array that a hunt may change."""
-        return self.is_array(x) and "complex" not in dtype_name(x)
+        return self.is_array(x)
 
     def code(self, x: Any) -> str:
         """Write ``like``: code with ``{}`` where the numbers go, as an array of NumPy's."""

@@ -176,7 +176,7 @@ def _number(x: Any) -> str:
 
 def _value(x: Any, array: Any, lab: Lab) -> str:
     """Write an argument."""
-    if lab.is_array(x):
+    if lab.changes(x):
         return str(array(x))
     if isinstance(x, dict):
         return f"{{{', '.join(f'{k!r}: {_value(v, array, lab)}' for k, v in x.items())}}}"
