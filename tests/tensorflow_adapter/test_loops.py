@@ -163,6 +163,29 @@ PROGRAMS = {
         for i in range(3):
             step(tf.ones((2, 3)))
         """,
+    "metric": """
+        import tensorflow as tf, keras
+        net, mean = keras.Sequential([keras.layers.Dense(1)]), keras.metrics.Mean()
+        net(tf.ones((2, 3)))
+        @tf.function
+        def test(x):
+            mean(tf.reduce_mean(tf.math.log(net(x) * 0.0 - 1.0)))  # here
+        for i in range(3):
+            test(tf.ones((2, 3)))
+        """,
+    "given": """
+        import tensorflow as tf, keras
+        net = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(net(tf.ones((2, 3))) ** 2)
+        tape.gradient(loss, net.trainable_variables)
+        @tf.function
+        def test(x):
+            out = net(x)
+            return tf.reduce_mean(tf.math.log(out * 0.0 - 1.0)), out  # here
+        for i in range(2):
+            test(tf.ones((2, 3)))
+        """,
     "clean": """
         import tensorflow as tf, keras
         net, optimizer = keras.Sequential([keras.layers.Dense(1)]), keras.optimizers.SGD(0.01)

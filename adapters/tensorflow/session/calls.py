@@ -190,6 +190,20 @@ class Calls(Part):
                 frame.take(x, None, "loss", label)
             self.flush(frame, backward=False)
 
+    def metric(
+        self, run: Callable[..., Any], _: Any, values: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Read what a metric adds up in a graph that asks for no gradient: the loss of a test."""
+        out = run(values, *args, **kwargs)
+        state, graph = self._state, here()
+        asked = state.tapes or (state.gradients is not None and state.gradients.graph is graph)
+        if graph is not None and not asked and self._layers.model() is None:
+            frame = state.collect(graph)
+            for label, x in tensors(values, "loss"):
+                frame.take(x, None, "loss", label)
+            self.flush(frame, backward=False)
+        return out
+
     # Gradients.
 
     def jacobian(self, run: Callable[..., Any], _: Any, *args: Any, **kwargs: Any) -> Any:
@@ -300,8 +314,21 @@ class Calls(Part):
         self._steps.judge_all(written)
         inside = state.depth or state.held or state.frame is not None
         if not (forward_only and state.tapes) and not inside:
+            self._given(out)
             self._steps.end()
         return out
+
+    def _given(self, out: Any) -> None:
+        """Read the single numbers that a function of the program's gives: the loss of a test."""
+        if self._layers.model() is not None or self._tracker.judge.rows().failed is not None:
+            return
+        frame = Frame(None)
+        for label, x in tensors(out, "result"):
+            if x.shape.rank == 0:
+                frame.take(x, None, "loss", "loss" if label == "result" else label)
+        if frame.points:
+            places, values = self._steps.places(frame.points), readings.exact(frame.tensors)
+            self._steps.judge(places, values.numpy(), frame.tensors)
 
     def _follow(self, step: Step) -> None:
         """Open the step of a compiled function, or go on with the one that it is in."""

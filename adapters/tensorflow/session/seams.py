@@ -43,6 +43,10 @@ class Seams:
             return []
         return self._living()
 
+    def _free(self) -> list[Any]:
+        """List those who watch, but for whom what runs now is none of theirs."""
+        return [session for session in self.sessions if not session.others()]
+
     def calls(self, function: Any) -> Any:
         """Give the layer that a compiled function is the call of, None if it is none's."""
         ref = self._compiled.get(function)
@@ -84,7 +88,7 @@ class Seams:
         self.install_weights(session.layers.weights.trainable())
         if self._patches.holds(tf.GradientTape, "gradient"):
             return
-        asked = through(lambda: [x for x in self.sessions if not x.others()], "calls.gradient")
+        asked = through(self._free, "calls.gradient")
         self._change(tf.GradientTape, "gradient", lambda real: _unrecorded(asked(real)))
         for name in ("jacobian", "batch_jacobian"):
             self._change(tf.GradientTape, name, through(self._all, "calls.jacobian"))
@@ -105,6 +109,8 @@ class Seams:
         self._change(keras.optimizers.Optimizer, "apply", through(self._all, "updates.apply"))
         scaled = through(self._all, "updates.apply_scaled")
         self._change(keras.optimizers.LossScaleOptimizer, "apply", scaled)
+        for metric in (keras.metrics.Mean, keras.metrics.Sum):
+            self._change(metric, "update_state", through(self._free, "calls.metric"))
         for name in ("make_train_function", "make_test_function", "make_predict_function"):
             self._change(keras.Model, name, functools.partial(_make_function, name=name))
 
