@@ -244,7 +244,9 @@ def spoiled(tracker: Tracked, found: Found) -> None:
     if names:
         more = len(names) - 1
         rest = f" and {plural(more, 'more weight')} hold" if more else " holds"
-        found.harm(f"{tracker.name}: {names[0]}{rest} NaN or Inf as the program ends")
+        why = tracker.judge.consequences.inherited
+        ends = f"as the program ends{why and ': '}{why}"
+        found.harm(f"{tracker.name}: {names[0]}{rest} NaN or Inf {ends}")
 
 
 def is_bad(event: Event) -> bool:

@@ -38,6 +38,8 @@ class BaseAdapter(Framework):
         if not bad:
             judge.known_clean(judge.step)
             return
+        if judge.consequences.inherit(bad):
+            return
         rows, first = judge.rows(), bad[0]
         site = judge.monitor.site(
             first.layer, "parameter", first.name.rpartition(".")[2], first.summary.dtype, None,

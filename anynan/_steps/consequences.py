@@ -38,6 +38,7 @@ class Consequences:
         continued: The last failed step after which the program went on.
         corrupting: The step since which weights are bad: its update was made all the same, or it
             found them so.
+        inherited: Whose bad weights these were as tracking began, in words; empty otherwise.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Consequences:
         self._cleared = False  # whether a clean step came after them
         # Another that is tracked, whose bad weights are why this one is bad.
         self._because: Consequences | None = None
+        self.inherited = ""
         # The one of these weights by which a later step sees that they still are bad.
         self._witness: BadParameter | None = None
         self._looked: weakref.ref[Step] | None = None  # the step in which it was found bad
@@ -178,11 +180,31 @@ class Consequences:
         """Give the name of what is tracked."""
         return self._subject.name
 
+    def inherit(self, found: list[BadParameter]) -> bool:
+        """Tell whether weights that tracking finds bad are those of another that was reported.
+
+        As where a program goes on with a part of a model that went bad as a whole.
+        """
+        if self._subject.action in ("raise", "skip"):
+            return False
+        for other in [x for x in _spoilt if x is not self and x.goes_on_spoilt]:
+            first, held = other.corrupting, set(map(_sign, other._weights.bad()))
+            if first is None or not held.issuperset(map(_sign, found)):
+                continue
+            mine = Step(-1)  # before every step of these
+            mine.failed = first.failed
+            self._spoil(mine, None)
+            self.inherited = self._said = _goes_on(other)
+            self._notes.remark(self._bad_since())
+            return True
+        return False
+
     def _since(self, first: Step) -> str:
         other = self._because
+        if self.inherited:
+            return self.inherited
         if other is not None and other.corrupting is not None:
-            number = other.corrupting.failed.step
-            return f"{other.name} goes on with weights that have been bad since its step {number}"
+            return _goes_on(other)
         step = first.failed.step
         if self._seen is not None:
             return f"the weights have been bad since step {step}, which was reported and went on"
@@ -201,11 +223,14 @@ class Consequences:
         step.failed = first.failed = replace(event, spread=replace(event.spread, count=count))
         step.skip = step.skip or self._subject.action == "skip"
         self._record.replace(event, first.failed)
-        if said == self._said:
-            return
-        self._said, action = said, self._subject.options.action
+        if said != self._said:
+            self._said = said
+            self._notes.mention(self._bad_since())
+
+    def _bad_since(self) -> str:
+        action = self._subject.options.action
         name = repr(action) if isinstance(action, str) else "a function"
-        self._notes.mention(messages.WEIGHTS_BAD_SINCE(since=said, action=name))
+        return messages.WEIGHTS_BAD_SINCE(since=self._said, action=name)
 
     # What may follow from a step.
 
@@ -252,6 +277,7 @@ class Consequences:
 
     def _spoil(self, step: Step, seen: set[tuple[Any, ...]] | None) -> None:
         self.corrupting, self._seen, self._cleared, self._because = step, seen, False, None
+        self.inherited = ""
         _spoilt[self] = producers.turn()
 
     def applied(self, step: Step) -> None:
@@ -294,3 +320,16 @@ class Consequences:
         """Count a step that was given what failed an earlier one; it is not looked into."""
         said = messages.SAME_INPUT(step=first.failed.step)
         self._count(step, first, 1, said)
+
+
+def _goes_on(other: Consequences) -> str:
+    """Say whose weights have been bad since which step, of one that has such."""
+    assert other.corrupting is not None
+    number = other.corrupting.failed.step
+    return f"{other.name} goes on with weights that have been bad since its step {number}"
+
+
+def _sign(item: BadParameter) -> tuple[Any, ...]:
+    """Give what a weight has in common with itself in another model, where its path is another."""
+    x = item.summary
+    return item.name.rpartition(".")[2], x.shape, x.dtype, x.nan, x.posinf, x.neginf

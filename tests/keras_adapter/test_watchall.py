@@ -1,5 +1,7 @@
 """Models that nobody named are found when ``fit`` or a batch comes."""
 
+import re
+
 import keras
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ def found():
     real = [getattr(owner, name) for name, owner in CLASSES]
     found = Found()
     end = watch_everything(Options(action="record"), found)
+    found.end = end
     yield found
     end()
     assert [getattr(owner, name) for name, owner in CLASSES] == real
@@ -60,3 +63,14 @@ def test_a_monitor_takes_over(found):
         model.fit(X, Y, batch_size=4, verbose=0, callbacks=[monitor])
     assert len(monitor.events) == 1
     assert found.events == []
+
+
+def test_a_part_of_a_model_that_went_bad_has_no_fault_of_its_own(found):
+    part, given = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)]), keras.Input((4,))
+    model = keras.Model(given, keras.ops.sqrt(part(given) * 0.0))
+    model.compile("sgd", "mse")
+    model.fit(X, Y, batch_size=4, verbose=0)
+    part.predict(X, verbose=0)
+    assert [event.operation.name for event in found.bad()] == ["sqrt"]
+    found.end()
+    assert re.search(r"kernel.* hold.* ends: Functional goes on with weights", found.harms[-1])
