@@ -65,6 +65,9 @@ def op(
     )
 
 
+TOO_LARGE = Operand("other", held(INF, dtype="float16"), INF, source="constant")
+
+
 def case(record: OpRecord | None = None, **fields: Any) -> Situation:
     """Describe a failure by its origin."""
     phase = fields.pop("phase", "forward" if record is None else record.phase)
@@ -371,6 +374,8 @@ FIRES: dict[str, list[Situation]] = {
     "written_constant": [
         case(op("fill", other=Operand("value", held(NAN), NAN, source="constant"))),
         case(op("multiply", self=1.0, other=Operand("other", held(NAN), NAN, source="constant"))),
+        case(op("multiply", self=0.0, other=TOO_LARGE, dtype="float16", text="x * 1e5")),
+        case(op("add", INF, self=0.0, other=TOO_LARGE, dtype="float16", text="x + 1e5")),
     ],
     "unknown": [
         case(),
@@ -420,6 +425,10 @@ MISSES: list[tuple[str, Situation]] = [
     ("inf_minus_inf", case(op("add", self=INF, other=INF))),
     ("inf_minus_inf", case(op("add", self=INF, other=-INF, params={"alpha": -1}))),
     ("zero_times_inf", case(op("multiply", self=2.0, other=INF))),
+    (
+        "written_constant",
+        case(op("multiply", self=0.0, other=TOO_LARGE, dtype="float16", text="x * float('inf')")),
+    ),
     ("zero_times_inf", case(op("matmul", self=held(1.0), mat2=held(INF)))),
     ("softmax_fully_masked", case(op("softmax", self=held(1.0, 2.0)))),
     ("softmax_fully_masked", case(op("softmax", self=held(INF, -INF)))),

@@ -188,8 +188,8 @@ class Consequences:
         if self._subject.action in ("raise", "skip"):
             return False
         for other in [x for x in _spoilt if x is not self and x.goes_on_spoilt]:
-            first, held = other.corrupting, set(map(_sign, other._weights.bad()))
-            if first is None or not held.issuperset(map(_sign, found)):
+            first = other.corrupting
+            if first is None or not other.signs().issuperset(map(_sign, found)):
                 continue
             mine = Step(-1)  # before every step of these
             mine.failed = first.failed
@@ -198,6 +198,10 @@ class Consequences:
             self._notes.remark(self._bad_since())
             return True
         return False
+
+    def signs(self) -> set[tuple[Any, ...]]:
+        """Give by what the weights that are bad are known again."""
+        return set(map(_sign, self._weights.bad()))
 
     def _since(self, first: Step) -> str:
         other = self._because

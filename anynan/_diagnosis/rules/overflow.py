@@ -358,7 +358,8 @@ def _written(s: Situation) -> str | None:
         ),
         None,
     )
-    if item is None or (s.made("nan") and item.summary is not None and not item.summary.nan):
+    arithmetic = s.made("nan") and item is not None and item.summary and not item.summary.nan
+    if item is None or (arithmetic and not _too_large(s)):
         return None
     return f"{called(s, item) or 'an operand'} is the constant {literal(item.value)}"
 
@@ -366,10 +367,23 @@ def _written(s: Situation) -> str | None:
 _LITERAL = re.compile(r"nan|inf", re.IGNORECASE)
 
 
+def _too_large(s: Situation) -> bool:
+    """Tell whether the line uses a constant that is Inf in float16 and spells no Inf: 1e5, -1e9."""
+    if s.dtype != "float16" or not s.line or _LITERAL.search(s.line.partition("#")[0]):
+        return False
+    return any(item.source == "constant" and infinite(item.summary) for item in s.operands)
+
+
 def _elsewhere(s: Situation) -> Wording | None:
     """Tell of a number that the line uses and does not spell."""
     if not s.line or _LITERAL.search(s.line.partition("#")[0]):
         return None
+    if _too_large(s):
+        return Wording(
+            "a constant of the code is Inf in {dtype}: what is beyond {limit}, the largest "
+            "{dtype}, becomes so",
+            "write a smaller number, -1e4 for a mask, or compute this in float32",
+        )
     return Wording(
         "this {kind} came as a plain number or a constant: the code writes it elsewhere, or "
         "computed it where nothing is watched (.item(), NumPy, Python's own numbers)",
@@ -417,7 +431,7 @@ RULES = (
     ),
     Rule(
         "zero_times_inf",
-        _zero_times_inf,
+        lambda s: None if _too_large(s) else _zero_times_inf(s),
         "0 times Inf is NaN",
         "keep the Inf out of this product: where(isfinite(x), x, 0) before it, or use a large "
         "finite number such as -1e4",
