@@ -49,6 +49,6 @@ COMPILED_AHEAD = Message(
 )
 EAGER_CALLS = Message(
     "eager-calls",
-    "jax.numpy calls outside of jit and grad, which JAX runs one by one: "
+    "jax.numpy calls outside of jit and grad, but for what is read or given to a step: "
     "anynan.jax.track(the function around them)",
 )

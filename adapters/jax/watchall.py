@@ -5,8 +5,8 @@ import inspect
 import sys
 import types
 import weakref
-from collections import Counter, deque
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
@@ -23,6 +23,7 @@ from anynan._steps.judge import Judge
 from anynan._steps.messages import GIVEN_BY_ANOTHER
 from anynan._steps.tracked import inside
 from anynan.errors import AnomalyError
+from anynan.jax.eager import ARRAYS, Call, Calls, bad, held
 from anynan.jax.messages import CHECKED_BY_PROGRAM, COMPILED_AHEAD, EAGER_CALLS, NAN_GIVEN
 from anynan.jax.program import signature
 from anynan.jax.program.trace import eager as eager_now
@@ -30,7 +31,6 @@ from anynan.jax.program.trace import staged, traced, tracing, under_way
 from anynan.jax.read import probes
 from anynan.jax.session.raising import ended, hand_on, leave_out_own
 from anynan.jax.session.session import Session
-from anynan.jax.statements import Computed, computed
 from anynan.jax.tracking import start
 from anynan.options import Options
 from anynan.tracker import Tracker
@@ -51,20 +51,17 @@ OWN = frozenset({"jax", "jaxlib", "flax", "equinox", "keras", "anynan"})
 LOOKS = 3
 _looked: Counter[Any] = Counter()
 _called: Counter[Any] = Counter()
-# What holds numbers, and is no tracer.
-ARRAYS = [array for array in jax.Array.__subclasses__() if "__float__" in vars(array)]
-# How a program looks at a number, and the last one that was bad: where, until another step runs.
+# How a program looks at a number, and the first that was bad, until another step runs: where, and
+# the call that made it bad, None if that is not known.
 READS = ("__float__", "__format__", "__str__", "item", "tolist")
-_read: list[tuple[str, int]] = []
-# How it asks whether numbers are finite: what is answered where they are not. The last answers,
-# weakly: each with what it is where the numbers are bad, and whether it is about a single one.
+_read: list[tuple[str, int, Call | None]] = []
+# By what a program asks NumPy whether numbers are finite, and what it is answered where one is not.
 ASKS = {"isnan": True, "isinf": True, "isfinite": False}
-HANDS_ON = ("any", "all", "logical_not", "invert")
-_answers: deque[tuple[Any, bool, bool]] = deque(maxlen=16)
-# How it compares numbers: a NaN is less than none, equal to none, and not equal to any. The last
-# that were compared, with what came of it and the answer that a NaN gives.
-COMPARES = ("__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__")
-_compared: deque[tuple[Any, bool, tuple[Any, ...]]] = deque(maxlen=4)
+_calls = Calls()
+# Those that were told as what made the arrays bad that a step was given.
+_followed: list[Call] = []
+# What watches what runs outside of any jit, by its code.
+_trackers: dict[Any, Tracker] = {}
 
 
 def watch_all(options: Options, found: Found) -> Callable[[], None]:
@@ -81,15 +78,13 @@ def watch_all(options: Options, found: Found) -> Callable[[], None]:
         What undoes it; the trackers stay.
     """
     patches = Patches()
-    eager: dict[Any, Tracker] = {}
-
     valued = jax.value_and_grad
 
     def compiled(made: Any, *args: Any, **given: Any) -> Any:
         return Watched(made, options, found)
 
     def foreign(made: Any, of: Any, library: str) -> Any:
-        return Foreign(made, options, found, of, eager, library)
+        return Foreign(made, options, found, of, library)
 
     def looping(loop: Callable[..., Any]) -> Callable[..., Any]:
         parameters = inspect.signature(loop)
@@ -109,13 +104,13 @@ def watch_all(options: Options, found: Found) -> Callable[[], None]:
         return loops
 
     def differentiated(made: Any, *args: Any, **given: Any) -> Any:
-        return Eager(made, options, found, args[0], eager)
+        return Eager(made, options, found, args[0])
 
     def sloped(made: Any, *args: Any, **given: Any) -> Any:
         if len(args) > 2:
             return differentiated(made, *args)
         # It is what grad itself calls, and gives the value too.
-        return Eager(valued(*args, **given), options, found, args[0], eager, made, given)
+        return Eager(valued(*args, **given), options, found, args[0], made, given)
 
     def change(module: str, names: tuple[str, ...], stand_in: Callable[..., Any]) -> None:
         for name in names:
@@ -143,12 +138,7 @@ def watch_all(options: Options, found: Found) -> Callable[[], None]:
         for name in READS:
             patches.change(array, name, _reading)
         patches.change(array, "__bool__", functools.partial(_deciding, found))
-        for name in ("any", "all", "__invert__"):
-            patches.change(array, name, _asking)
-        for name in COMPARES:
-            patches.change(array, name, functools.partial(_comparing, name == "__ne__"))
-    for name in (*ASKS, *HANDS_ON):
-        patches.change(jax.numpy, name, _asking)
+    calls = _calls.begin()
     patches.change(jax, "device_get", _fetching)
     for name in (*ASKS, "asarray", "array"):
         patches.put(np, name, OfNumPy(getattr(np, name)))
@@ -157,21 +147,34 @@ def watch_all(options: Options, found: Found) -> Callable[[], None]:
         for leave in waiting:
             leave()
         patches.undo()
-        _look_at_the_end(found, lambda fn: Eager(fn, options, found, fn, eager))
+        calls()
+        _look_at_the_end(found, options)
         _looked.clear()
         _called.clear()
         _read.clear()
-        _answers.clear()
-        _compared.clear()
+        _calls.clear()
+        _followed.clear()
+        _trackers.clear()
 
     return undo
 
 
-def _was_read(depth: int = 2) -> None:
-    """Remember where the program looks at a bad number; a library's looks are its own affair."""
-    frame = sys._getframe(depth)
-    if not is_library(frame.f_code.co_filename):
-        _read[:] = [(frame.f_code.co_filename, frame.f_lineno)]
+def _was_read(x: Any, *, made: bool = False) -> None:
+    """Remember where the program looks at a bad number; a library's looks are its own affair.
+
+    Args:
+        x: The number, or the answer to a question about it.
+        made: Whether it counts only if it is known what made it bad.
+    """
+    frame = sys._getframe(2)
+    known = bool(_read and _read[0][2])
+    if known or is_library(frame.f_code.co_filename):
+        return
+    call = None
+    with suppress(Exception):  # it is looked for in what the program computed
+        call = _calls.origin([x])
+    if call is not None or not (made or _read):
+        _read[:] = [(frame.f_code.co_filename, frame.f_lineno, call)]
 
 
 def _is_nan(x: Any) -> bool:
@@ -198,7 +201,7 @@ class OfNumPy:
         x: Any = args[0] if args else None
         one = type(x) in ARRAYS and x.size == 1  # most that is asked for is no array of JAX's
         if one and (_is_nan(out) if self._bad is None else bool(out.item()) is self._bad):
-            _was_read()
+            _was_read(x)
         return out
 
     @property  # type: ignore[misc]
@@ -228,56 +231,30 @@ def _fetching(get: Callable[..., Any]) -> Callable[..., Any]:
 
     def gets(*args: Any, **kwargs: Any) -> Any:
         out = get(*args, **kwargs)
-        if any(isinstance(x, np.ndarray) and _is_nan(x) for x in tree_util.tree_leaves(out)):
-            _was_read()
+        for x, host in zip(*map(tree_util.tree_leaves, (args, out)), strict=False):
+            if isinstance(host, np.ndarray) and _is_nan(host):
+                _was_read(x)
         return out
 
     return gets
 
 
-def _comparing(of_nan: bool, compare: Callable[..., Any]) -> Callable[..., Any]:
-    """Have the program compare as before, and remember numbers until it decides by the answer."""
-
-    def compares(x: Any, y: Any) -> Any:
-        out = compare(x, y)
-        if type(out) in ARRAYS and out.size == 1:
-            _compared.append((weakref.ref(out), of_nan, (x, y)))
-        return out
-
-    return compares
-
-
 def _reading(read: Callable[..., Any]) -> Callable[..., Any]:
-    """Have the program look at a value as before, and remember a bad number with its line."""
+    """Have the program look at a value as before, and remember a bad number with its line.
+
+    An Inf that it prints may be what a search begins with.
+    """
 
     def reads(x: Any, *args: Any) -> Any:
         out = read(x, *args)
-        bad = out - out != 0 if isinstance(out, float) else isinstance(out, str) and x.size == 1
-        if bad and not (isinstance(out, str) and "nan" not in out):
-            _was_read()
+        if isinstance(out, float):
+            if out - out != 0:
+                _was_read(x)
+        elif isinstance(out, str) and x.size == 1 and ("nan" in out or "inf" in out):
+            _was_read(x, made="nan" not in out)
         return out
 
     return reads
-
-
-def _asking(ask: Callable[..., Any]) -> Callable[..., Any]:
-    """Have the program ask whether numbers are finite as before, and remember the answer."""
-
-    def asks(*args: Any, **kwargs: Any) -> Any:
-        out = ask(*args, **kwargs)
-        x = next(iter((*args, *kwargs.values())))
-        if isinstance(out, jax.Array) and not isinstance(out, jax.core.Tracer):
-            name = ask.__name__.strip("_")
-            known = next((answer[1:] for answer in tuple(_answers) if answer[0]() is x), None)
-            if name in ASKS:
-                known = ASKS[name], getattr(x, "size", 1) == 1
-            elif known and name not in ("any", "all"):
-                known = not known[0], known[1]
-            if known:
-                _answers.append((weakref.ref(out), *known))
-        return out
-
-    return asks
 
 
 def _deciding(found: Found, decide: Callable[..., Any]) -> Callable[..., Any]:
@@ -285,17 +262,16 @@ def _deciding(found: Found, decide: Callable[..., Any]) -> Callable[..., Any]:
 
     def decides(x: Any) -> Any:
         out = decide(x)
-        one = next((one for ref, bad, one in tuple(_answers) if ref() is x and bad is out), None)
-        numbers = (both for ref, nan, both in tuple(_compared) if ref() is x and nan is out)
-        if any(map(_is_nan, next(numbers, ()))):
-            one = True
         frame = sys._getframe(1)
-        if one is not None and not is_library(frame.f_code.co_filename):
-            file, line = frame.f_code.co_filename, frame.f_lineno
+        if is_library(frame.f_code.co_filename):
+            return out
+        with suppress(Exception):  # it is looked for in what the program computed
+            asked, one = _calls.asked(x) or (False, False)
             if one:
-                _read[:] = [(file, line)]
-            else:  # data may have gaps, which it fills
-                found.unwatched(CHECKED_BY_PROGRAM(place=f"{Path(file).name}:{line}"))
+                _was_read(x)
+            elif asked:  # data may have gaps, which it fills
+                place = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+                found.unwatched(CHECKED_BY_PROGRAM(place=place))
         return out
 
     return decides
@@ -328,25 +304,27 @@ def _alone(args: tuple[Any, ...]) -> bool:
     return callable(fn) and bound
 
 
-def _look_at_the_end(found: Found, eager: "Callable[[Any], Eager]") -> None:
+def _look_at_the_end(found: Found, options: Options) -> None:
     """Say what of a program was not read, and what it kept that is bad, if nothing was told."""
     program = dict(vars(sys.modules["__main__"]))
     if any(value is jax.numpy or value is jax for value in program.values()):
         found.unwatched(EAGER_CALLS())
-    error = found.ended_by
-    with suppress(Exception):  # what cannot be cut out of the program is not known
-        for each in computed(error) if isinstance(error, Exception) else ():
-            if not found.bad():
-                eager(each.run).once(each)
-    if found.bad():
-        return
-    for file, line in _read:
-        found.harm(f"a number was NaN or Inf as it was read, at {Path(file).name}:{line}")
+    arrays = {"": [] if found.ended_by is None else held(found.ended_by)}
     for name, value in program.items():
         if signature.is_kept(name) or name == "loss":
-            arrays = [x for x in tree_util.tree_leaves(value) if isinstance(x, jax.Array)]
-            if _is_bad([x for x in arrays if not x.is_deleted()]):
-                found.harm(f"{name} holds NaN or Inf as the program ends")
+            arrays[name] = bad(value)
+    with suppress(Exception):  # what cannot be made once more stays without its operation
+        origins = (_calls.origin(each) for each in arrays.values())
+        for call in (*(call for *_, call in _read), *origins):
+            if call is not None and not found.bad():
+                once(call, options, found)
+    if found.bad():
+        return
+    for file, line, _ in _read:
+        found.harm(f"a number was NaN or Inf as it was read, at {Path(file).name}:{line}")
+    for name, each in arrays.items():
+        if name and each:
+            found.harm(f"{name} holds NaN or Inf as the program ends")
 
 
 class Watched:
@@ -418,6 +396,9 @@ class Watched:
         try:
             tracker = self._tracker = start(self._fn, self._options)
             inside(tracker).judge.steps.since_the_start()
+            cast("Session", inside(tracker).judge.adapter).outside = functools.partial(
+                _outside, self._options, self._found
+            )
             weakref.finalize(self, tracker.remove).atexit = False
             self._found.add(tracker)
         except Exception as error:  # noqa: BLE001  it is not watched then, and that is said
@@ -445,12 +426,10 @@ class Eager(Watched):
         options: Options,
         found: Found,
         of: Any,
-        trackers: dict[Any, Tracker],
         slope: Any = None,
         given: Any = None,
     ) -> None:
         super().__init__(fn, options, found)
-        self._trackers = trackers
         self._slope, self._aux = slope, bool(given and given.get("has_aux"))
         # A partial and a module may be made anew in every step, and a module has no hash.
         while isinstance(of := inspect.unwrap(of), functools.partial):
@@ -480,13 +459,16 @@ class Eager(Watched):
                 raise
             self._leave(error)
 
-    def _shared(self) -> Tracker:
+    def shared(self) -> Tracker:
         """Give the tracker of all that is made of one function."""
-        tracker = self._trackers.get(self._key)
+        tracker = _trackers.get(self._key)
         if tracker is None:
             self._tracker = tracker = start(self._fn, self._options)
             inside(tracker).name = self._label
-            self._trackers[self._key] = tracker
+            _trackers[self._key] = tracker
+            cast("Session", inside(tracker).judge.adapter).outside = functools.partial(
+                _outside, self._options, self._found
+            )
             self._found.add(tracker)
         return tracker
 
@@ -495,7 +477,7 @@ class Eager(Watched):
         _looked[self._key] += 1
         return _looked[self._key] <= LOOKS
 
-    def _again(self, tracker: Tracker, session: Session, args: Any, kwargs: Any) -> None:
+    def again(self, tracker: Tracker, session: Session, args: Any, kwargs: Any) -> None:
         """Make a call once more, as a tracked function."""
         try:
             session.again(self._fn, args, kwargs)
@@ -504,22 +486,8 @@ class Eager(Watched):
                 raise
             self._found.fail(tracker.name, error)  # such as numbers that a trace has not
 
-    def once(self, expression: Computed) -> None:
-        """Compute an expression again, and as a tracked function if it makes bad of good."""
-        with suppress(Exception):  # it was cut out of a program that has ended
-            held, came = map(tree_util.tree_leaves, (expression.held, expression.came))
-            if traced(held) or _is_bad(held) or not _is_bad(came):
-                return
-            out = tree_util.tree_leaves(self._fn(**expression.given))
-            # A branch that was not taken assigns something else.
-            same = functools.partial(np.array_equal, equal_nan=True)
-            if _is_bad(out) and all(any(same(x, y) for y in came) for x in out):
-                tracker = self._shared()
-                session = cast("Session", inside(tracker).judge.adapter)
-                self._again(tracker, session, (), expression.given)
-
     def _seen(self, out: Any, given: list[Any], args: Any, kwargs: Any) -> None:
-        tracker = self._shared()
+        tracker = self.shared()
         judge = inside(tracker).judge
         session = cast("Session | None", judge.adapter)
         if session is None:
@@ -533,7 +501,7 @@ class Eager(Watched):
             judge.say(GIVEN_BY_ANOTHER(name=tracker.name, comes=comes, maker="a step"))
             self._count(judge)
         elif self._looks():
-            self._again(tracker, session, args, kwargs)
+            self.again(tracker, session, args, kwargs)
             session.remember(
                 [x for x in tree_util.tree_leaves(out) if isinstance(x, jax.Array)], step
             )
@@ -550,6 +518,37 @@ class Eager(Watched):
             judge.settle(rows)
 
 
+def once(call: Call, options: Options, found: Found, came: Iterable[Any] = ()) -> None:
+    """Make a call that is known to make bad of good once more, as a tracked function.
+
+    Args:
+        call: The call.
+        options: As for ``track``.
+        found: Is given the tracker.
+        came: What came of it.
+    """
+    run, arrays = call.run()
+    maker = Eager(run, options, found, run)
+    tracker = maker.shared()
+    session, step = cast("Session", inside(tracker).judge.adapter), inside(tracker).judge.step
+    maker.again(tracker, session, arrays, {})
+    session.remember(came, step)
+
+
+def _outside(options: Options, found: Found, given: list[Any]) -> None:
+    """Tell what made the bad arrays that a step was given, if that ran outside of any."""
+    try:
+        call = _calls.origin(given)
+        known = len(_followed) >= LOOKS or any(call is each for each in _followed)
+        if call is not None and not known:
+            _followed.append(call)
+            once(call, options, found, given)
+    except AnomalyError:
+        raise
+    except Exception as error:  # noqa: BLE001  the step is judged all the same
+        found.fail("what a step was given", error)
+
+
 class Foreign(Eager):
     """Stand for what a library compiles, and for a loop outside of any jit.
 
@@ -557,11 +556,8 @@ class Foreign(Eager):
     none, or that an exception ended, is made once more, as a tracked function.
     """
 
-    def __init__(
-        self, fn: Any, options: Options, found: Found, of: Any, trackers: dict[Any, Tracker],
-        library: str,
-    ) -> None:  # fmt: skip
-        super().__init__(fn, options, found, of, trackers)
+    def __init__(self, fn: Any, options: Options, found: Found, of: Any, library: str) -> None:
+        super().__init__(fn, options, found, of)
         self._label = f"{self._label} ({library})"
         self._rejected = 0
 
@@ -598,10 +594,11 @@ class Foreign(Eager):
     def _look(self, args: Any, kwargs: Any, failed: Exception | None = None) -> None:
         given = tree_util.tree_leaves((args, kwargs))
         if _has_nan(given):
+            _outside(self._options, self._found, given)
             if not self._found.bad():
                 self._found.unwatched(NAN_GIVEN(name=self._label))
             return
-        tracker, gone = self._shared(), any(map(_is_gone, given))
+        tracker, gone = self.shared(), any(map(_is_gone, given))
         told, judge = _told(tracker), inside(tracker).judge
         session = cast("Session | None", judge.adapter)
         if session is None or not self._looks():
@@ -610,7 +607,7 @@ class Foreign(Eager):
             self._count(judge)
         try:
             if not gone:
-                self._again(tracker, session, args, kwargs)
+                self.again(tracker, session, args, kwargs)
         except Exception as error:
             if failed is None or isinstance(error, AnomalyError):
                 raise

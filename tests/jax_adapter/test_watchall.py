@@ -7,6 +7,7 @@ import operator
 import pickle
 import sys
 import threading
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ from jax import export
 
 import anynan
 from anynan._everywhere import Found, watch_everything
+from anynan.jax import eager, watchall
 from anynan.jax.session.session import Session
 from anynan.options import Options
 from tests.jax_adapter.watching import watched
@@ -454,7 +456,7 @@ def test_an_infinite_array_that_a_function_closes_over_is_data_and_no_mask(libra
     def energy(y, w):
         return -(-0.5 * (y - w) ** 2).sum()
 
-    y = jnp.array([1.0, 2.0, -3.0]) / 0
+    y = jnp.array([jnp.inf, jnp.inf, -jnp.inf])
     library["sloped"](functools.partial(energy, y))(jnp.ones(()))
     (event,) = found.bad()
     assert (event.operation.name, event.cause.tag) == ("subtract", "bad_input")
@@ -524,8 +526,9 @@ def test_a_number_that_is_bad_as_it_is_read_is_told_unless_a_step_comes_after_it
         jax.grad(lambda w: w**2)(1.0)
         read(jnp.ones(()))
     end()
-    told = [line for line in found.harms if "as it was read, at test_watchall.py:" in line]
-    assert len(told) == len(found.harms) == (not goes_on)
+    told = [event.operation.source.text for event in found.bad()]
+    assert told == ["read(jnp.log(-jnp.ones(())))"] * (not goes_on)
+    assert not found.harms
     assert jax.Array.__subclasses__()[0].__float__ is plain
 
 
@@ -551,8 +554,11 @@ def test_a_decision_by_a_bad_number_is_told_at_its_line(decide, many):
     assert not decide(fine)
     assert decide(bad)
     end()
-    (told,) = [line for line in found.lines() if "at test_watchall.py:" in line]
-    assert ("number" in told) == bool(found.harms)
+    told = [
+        line for line in found.lines() if "itself found NaN or Inf, at test_watchall.py:" in line
+    ]
+    names = [event.operation.name for event in found.bad()]
+    assert (len(told), names) in ([(0, ["log"])] if not many else [(1, []), (0, ["log"])])
     assert (jnp.isnan, jax.Array.__subclasses__()[0].__bool__) == plain
 
 
@@ -610,8 +616,8 @@ def test_a_comparison_or_numpys_look_at_a_bad_number_is_told_at_its_line(decide)
     decide(jnp.float32(np.inf))
     assert decide(jnp.log(-jnp.ones(())))
     end()
-    (told,) = found.harms
-    assert "at test_watchall.py:" in told
+    (event,) = found.bad()
+    assert event.operation.source.text == "assert decide(jnp.log(-jnp.ones(())))"
     assert (np.isnan, np.isfinite, np.asarray, np.array) == NUMPY
     assert np.isnan is NUMPY[0]
 
@@ -627,6 +633,64 @@ def test_what_stands_for_a_function_of_numpys_passes_for_it():
     end()
     assert pickle.loads(kept) == [NUMPY[0], NUMPY[2]]
     assert pickle.loads(kept)[0] is NUMPY[0]
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda x: jnp.exp(x * 100), "exp"),
+        (lambda x: (x / (x - x)).sum(), "divide"),
+        (lambda x: jnp.where(x > 9, x, -jnp.inf) - jnp.full((), -jnp.inf), "subtract"),
+        (lambda x: jax.nn.softmax(jnp.full(2, -jnp.inf) * x)[0], "subtract"),
+        (lambda x: x * jnp.inf, None),
+        (lambda x: x + jnp.nan, None),
+    ],
+)
+@pytest.mark.parametrize("again", [False, True])
+def test_what_eager_code_prints_is_followed_to_the_call_that_made_it(make, name, again):
+    end = watch_everything(Options(action="record", level="step"), found := Found())
+    for _ in range(1 + again):  # the first call of a kind is compiled, and takes another way
+        x = make(jnp.float32(2))
+    f"{x}"
+    end()
+    assert [event.operation.name for event in found.bad()] == [name] * (name is not None)
+    assert len(found.harms) == (name is None and bool(jnp.isnan(x)))
+
+
+@pytest.mark.parametrize("way", ["compiled", "sloped", "closed", "looped"])
+def test_what_eager_code_made_of_a_steps_data_is_told_in_its_line_and_once(way, found):
+    x = jnp.arange(6.0).reshape(2, 3).at[:, 1].set(1)
+    x = (x - x.mean(0)) / x.std(0)
+
+    def close(w, x):
+        return ((x @ w) ** 2).sum()
+
+    w, slope = jnp.ones(3), jax.grad(close)
+    for _ in range(3):
+        if way == "compiled":
+            w = w - jax.jit(slope)(w, x)
+        elif way == "sloped":
+            w = w - slope(w, x)
+        elif way == "closed":
+            w = w - jax.jit(lambda w: slope(w, x))(w)
+        else:
+            w, _ = jax.lax.scan(lambda w, row: (w - row, None), w, x)
+    (event,) = found.bad()
+    assert event.operation.name == "divide"
+    assert event.operation.source.text == "x = (x - x.mean(0)) / x.std(0)"
+
+
+def test_of_a_large_array_nothing_is_kept_alive_and_calls_are_not_held_for_ever(found):
+    big = jnp.ones(eager.LARGE // 4 + 1)
+    gone = weakref.ref(big)
+    large = jnp.log(big)
+    del big
+    assert gone() is None
+    for i in range(eager.CALLS + 9):
+        jnp.log(jnp.float32(i) + 1)
+    assert len(watchall._calls._held) <= eager.CALLS
+    del large
+    assert watchall._calls._size < 9 * eager.CALLS
 
 
 def test_a_best_value_that_begins_infinite_is_no_bad_number():

@@ -6,15 +6,19 @@ changed from one of them to another.
 
 import functools
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.experimental
 import jax.numpy as jnp
 import numpy as np
+from jax._src import api, pjit
+from jax._src.lib import jax_jit
 from jax.extend import core as jc
 from jax.extend import source_info_util
+
+from anynan._base.patches import Patches
 
 # The parameters that are known of what is built again from JAX's public functions. With another
 # one it may compute something else, so it is run as it is.
@@ -137,3 +141,55 @@ def context() -> Any:
     """
     make = getattr(jax, "make_user_context", None)
     return None if make is None else make(None)
+
+
+def watch_calls(told: Callable[[Any, Any, Any, Any], None]) -> Callable[[], None]:
+    """Have the calls told that JAX runs compiled, its own operations among them.
+
+    They have a hook, by which ``jax_debug_nans`` looks at results. The first call of a kind, which
+    is compiled, goes past it.
+
+    Args:
+        told: Is given the function, its arguments by place and by name, and what it gave; tracers
+            where it was traced.
+
+    Returns:
+        What ends it.
+    """
+    patches, state = Patches(), getattr(api, "_post_hook_state", None)
+
+    def after(fn: Any, args: Any, kwargs: Any, out: Any) -> None:
+        told(fn, args, kwargs, out)
+        if state is not None and state.value is not None:
+            state.value(fn, args, kwargs, out)
+
+    def newest(first: Any) -> Any:
+        def runs(params: Any, flat: Any, fn: Any, args: Any, kwargs: Any) -> Any:
+            out = first(params, flat, fn, args, kwargs)
+            told(fn, args, kwargs, out[0])
+            return out
+
+        return runs
+
+    def oldest(first: Any) -> Any:
+        def runs(fn: Any, info: Any, *args: Any, **kwargs: Any) -> Any:
+            out = first(fn, info, *args, **kwargs)
+            told(fn, args, kwargs, out[0])
+            return out
+
+        return runs
+
+    for name, change in (("_run_python_pjit", newest), ("_python_pjit_helper", oldest)):
+        if hasattr(pjit, name):
+            patches.change(pjit, name, change)
+    if state is None:  # before JAX 0.8
+        patches.put(jax_jit.global_state(), "post_hook", after)
+        return patches.undo
+    # One of its own: JAX takes its hook away wherever it turns the check off for a while.
+    jax_jit.set_post_hook_state(type(state)("anynan", after, include_in_jit_key=False))
+
+    def undo() -> None:
+        jax_jit.set_post_hook_state(state)
+        patches.undo()
+
+    return undo

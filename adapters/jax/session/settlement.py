@@ -45,6 +45,8 @@ class StepReader(BaseAdapter):
     def __init__(self, tracker: Tracked, options: Options | None) -> None:
         super().__init__(tracker, options)
         self._local = threading.local()
+        # Is given what a step was given bad; tells of what made it outside of any step.
+        self.outside: Callable[[list[Any]], None] | None = None
         # The weights that the last step spoilt, by argument, and which of them are bad.
         self._spoilt: dict[int, weakref.ref[Any]] = {}
         self._listed: list[BadParameter] | None = None
@@ -154,6 +156,8 @@ class StepReader(BaseAdapter):
         """Find whether a reported step of another function made what this one was given."""
         arrays = list(map(alive, step.arrays))
         closed = [value.constant for value in step.program.graph.values if value.known]
+        if self.outside is not None:
+            self.outside([x for x in (*arrays, *closed) if isinstance(x, jax.Array) and _is_bad(x)])
         pairs = list(zip(arrays, step.program.leaves, strict=True))
         # What was made of that is not known by itself; a batch has its own story.
         maker = self.maker([*arrays, *closed]) or self.maker(

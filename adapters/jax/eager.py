@@ -1,0 +1,225 @@
+"""What a program computes outside of any jit.
+
+JAX runs each such call by itself, and tells nobody. The last ones are held here with what they took
+and gave, so that a bad number leads back to the call that made it, which can be made once more.
+"""
+
+import ast
+import math
+import sys
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from itertools import islice
+from types import CodeType
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax import tree_util
+
+from anynan._base import tracebacks
+from anynan._base.sources import is_anynans, is_library
+from anynan.jax.graphs.versions import watch_calls
+from anynan.jax.read import probes
+
+# So many calls are held, and so many bytes of what they took and gave; a larger array is not kept
+# alive.
+CALLS, BYTES, LARGE = 1024, 1 << 26, 1 << 22
+# What holds numbers, and is no tracer.
+ARRAYS = frozenset(array for array in jax.Array.__subclasses__() if "__float__" in vars(array))
+# How a program asks whether numbers are finite, and what it finds then; any other question with
+# the answer yes or no goes wrong by a NaN.
+_BOTH = frozenset({probes.NAN, probes.POSINF})
+ASKS = {"isnan": {probes.NAN}, "isinf": {probes.POSINF}, "isfinite": _BOTH, "is_finite": _BOTH}
+
+
+class Call(NamedTuple):
+    """Hold one call.
+
+    Attributes:
+        fn: What was called.
+        given: What it took, as leaves: an array, what refers to one weakly, or anything else.
+        form: How the leaves make up ``(args, kwargs)``.
+        gave: What it gave.
+        code: The program's own code that led there.
+        at: Where in it.
+        size: How many bytes are kept alive.
+    """
+
+    fn: Callable[..., Any]
+    given: list[Any]
+    form: Any
+    gave: list[Any]
+    code: CodeType
+    at: int
+    size: int
+
+    def run(self) -> tuple[Callable[..., Any], list[Any]]:
+        """Give a function that makes the call once more, in its line, and the arrays it takes."""
+        line, end, column, end_column = next(islice(self.code.co_positions(), self.at // 2, None))
+        leaves = list(map(_alive, self.given))
+        places = [i for i, x in enumerate(leaves) if isinstance(x, jax.Array | np.ndarray)]
+
+        def made(arrays: Iterable[Any]) -> Any:
+            taken = list(leaves)
+            for i, x in zip(places, arrays, strict=True):
+                taken[i] = x
+            args, kwargs = tree_util.tree_unflatten(self.form, taken)
+            return self.fn(*args, **kwargs)
+
+        place = {"lineno": line, "end_lineno": end, "col_offset": column}
+        tree = ast.parse("made(arrays)", mode="eval")
+        for node in ast.walk(tree):
+            vars(node).update(place, end_col_offset=end_column)
+        code = compile(tree, self.code.co_filename, "eval", dont_inherit=True)
+        code = code.replace(co_name=self.code.co_name)
+
+        def run(*arrays: Any) -> Any:
+            return eval(code, {"made": made, "arrays": arrays})  # noqa: S307  it is our own
+
+        run.__name__ = self.code.co_name
+        return run, [leaves[i] for i in places]
+
+
+class Calls:
+    """Hold the last calls that a program made outside of any jit."""
+
+    def __init__(self) -> None:
+        self._held: deque[Call] = deque()
+        self._size, self._lock = 0, threading.Lock()
+
+    def begin(self) -> Callable[[], None]:
+        """Hold what is called from now on; give what ends it."""
+        return watch_calls(self._note)
+
+    def _note(self, fn: Any, args: Any, kwargs: Any, out: Any) -> None:
+        """Hold one more; it has run, and must not fail by us."""
+        with suppress(Exception):
+            gave = tree_util.tree_leaves(out)
+            if not gave or type(gave[0]) not in ARRAYS:  # it is being traced
+                return
+            frame: Any = sys._getframe(2)
+            while is_library(file := frame.f_code.co_filename):
+                if is_anynans(file):  # it is watched, or of our own
+                    return
+                frame = frame.f_back
+            given, form = tree_util.tree_flatten((args, kwargs))
+            size = sum([_lighten(given), _lighten(gave)])
+            call = Call(fn, given, form, gave, frame.f_code, frame.f_lasti, size)
+            with self._lock:
+                self._held.append(call)
+                self._size += size
+                while len(self._held) > CALLS or self._size > BYTES:
+                    self._size -= self._held.popleft().size
+
+    def clear(self) -> None:
+        """Let go of all."""
+        with self._lock:
+            self._held.clear()
+            self._size = 0
+
+    def origin(self, arrays: Iterable[Any]) -> Call | None:
+        """Find the first call that led to bad numbers and was given none; None if it is not held.
+
+        Args:
+            arrays: The numbers, or answers to questions about them.
+        """
+        found = None
+        wanted = list(arrays)
+        for call in self._before():
+            gave = list(map(_alive, call.gave))
+            made = [x for x in gave if any(x is each for each in wanted)]
+            if not made:
+                continue
+            given = list(map(_alive, call.given))
+            words = list(map(_word, given))
+            worst = max(words, default=probes.FINE)
+            bad = [x for x, word in zip(given, words, strict=True) if word and word == worst]
+            wanted += bad if worst else filter(_is_answer, given)
+            came = max(map(_word, made))
+            # A NaN may come of Infs that are meant so, as those of a mask.
+            if came > worst and came and not any(x is None for x in given):
+                found = call
+        return found
+
+    def asked(self, answer: Any) -> tuple[bool, bool] | None:
+        """Tell whether an answer is one about bad numbers: if finiteness was asked for, and of one.
+
+        Args:
+            answer: An array, true or false.
+        """
+        wanted, asked, sizes = [answer], False, []
+        for call in self._before():
+            if not any(x is each for x in map(_alive, call.gave) for each in wanted):
+                continue
+            name = str(getattr(call.fn, "__name__", ""))
+            for x in map(_alive, call.given):
+                if _is_answer(x):
+                    wanted.append(x)
+                elif _word(x) in ASKS.get(name, {probes.NAN}):
+                    asked = asked or name in ASKS
+                    sizes.append(np.size(x))
+        return (asked, set(sizes) == {1}) if sizes else None
+
+    def _before(self) -> Iterable[Call]:
+        with self._lock:
+            return list(reversed(self._held))
+
+
+def held(error: BaseException) -> list[Any]:
+    """List the bad arrays that the functions have at hand which an exception ended."""
+    return [x for each in tracebacks.frames(error) for x in bad([*each.tb_frame.f_locals.values()])]
+
+
+def bad(value: Any) -> list[Any]:
+    """List the arrays in something that hold a NaN or an Inf; a mask may hold -Inf."""
+    leaves: list[Any] = []
+    with suppress(Exception):  # what cannot be taken apart holds none
+        leaves = tree_util.tree_leaves(value)
+    return [
+        x
+        for x in map(_alive, leaves)
+        if type(x) in ARRAYS and _word(x) and (x.size == 1 or not _only_below(x))
+    ]
+
+
+def _only_below(x: Any) -> bool:
+    host = probes.on_host(x)
+    return not (host != host).any() and not (host == math.inf).any()
+
+
+def _lighten(leaves: list[Any]) -> int:
+    """Hold large arrays weakly; give the bytes of the others."""
+    size = 0
+    for i, x in enumerate(leaves):
+        if type(x) in ARRAYS:
+            own = x.size * x.dtype.itemsize
+            size += own if own <= LARGE else 0
+            if own > LARGE:
+                leaves[i] = weakref.ref(x)
+    return size
+
+
+def _alive(x: Any) -> Any:
+    """Give what a call took or gave, None where that is gone."""
+    x = x() if isinstance(x, weakref.ref) else x
+    return None if type(x) in ARRAYS and x.is_deleted() else x
+
+
+def _is_answer(x: Any) -> bool:
+    return type(x) in ARRAYS and x.dtype == bool
+
+
+def _word(x: Any) -> int:
+    """Give the worst kind in what a call took or gave: an Inf of either sign, or NaN."""
+    if isinstance(x, float):
+        return probes.NAN if x != x else probes.POSINF if math.isinf(x) else probes.FINE
+    if not isinstance(x, jax.Array | np.ndarray | np.generic) or not probes.checkable(x):
+        return probes.FINE
+    host = probes.on_host(x)
+    if (host != host).any():
+        return probes.NAN
+    return probes.FINE if np.isfinite(host).all() else probes.POSINF
