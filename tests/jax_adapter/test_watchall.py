@@ -2,12 +2,7 @@
 
 import functools
 import gc
-import math
-import operator
-import pickle
 import sys
-import threading
-import weakref
 
 import jax
 import jax.numpy as jnp
@@ -17,11 +12,9 @@ from jax import export
 
 import anynan
 from anynan._everywhere import Found, watch_everything
-from anynan.jax import eager, watchall
 from anynan.jax.session.session import Session
 from anynan.options import Options
 from tests.jax_adapter.watching import watched
-from tests.tiers import first
 
 
 @pytest.fixture
@@ -513,211 +506,6 @@ def test_an_update_that_made_a_weight_infinite_is_told_and_not_the_log_of_what_c
     assert event.phase == "parameter"
     assert event.parameter == "amplitude"
     assert any("inferred" in note for note in event.notes)
-
-
-@pytest.mark.parametrize("read", first(1, [float, lambda x: x.item(), str, lambda x: f"{x:.3f}"]))
-@pytest.mark.parametrize("goes_on", [False, True])
-def test_a_number_that_is_bad_as_it_is_read_is_told_unless_a_step_comes_after_it(read, goes_on):
-    plain = jax.Array.__subclasses__()[0].__float__
-    found = Found()
-    end = watch_everything(Options(action="record", level="step"), found)
-    read(jnp.log(-jnp.ones(())))
-    if goes_on:  # it was a measure
-        jax.grad(lambda w: w**2)(1.0)
-        read(jnp.ones(()))
-    end()
-    told = [event.operation.source.text for event in found.bad()]
-    assert told == ["read(jnp.log(-jnp.ones(())))"] * (not goes_on)
-    assert not found.harms
-    assert jax.Array.__subclasses__()[0].__float__ is plain
-
-
-@pytest.mark.parametrize(
-    "decide",
-    first(
-        2,
-        [
-            lambda x: bool(jnp.isnan(x).any()),
-            lambda x: bool((~jnp.isfinite(x)).any()),
-            lambda x: not jnp.isfinite(x).all(),
-            lambda x: bool(jnp.any(jnp.isnan(x - x))),
-            lambda x: bool(jnp.logical_not(jnp.isfinite(jnp.sum(x)))),
-        ],
-    ),
-)
-@pytest.mark.parametrize("many", [False, True])
-def test_a_decision_by_a_bad_number_is_told_at_its_line(decide, many):
-    plain = jnp.isnan, jax.Array.__subclasses__()[0].__bool__
-    found = Found()
-    end = watch_everything(Options(action="record", level="step"), found)
-    fine, bad = jnp.ones(3) if many else jnp.ones(()), jnp.log(-jnp.ones(3 if many else ()))
-    assert not decide(fine)
-    assert decide(bad)
-    end()
-    told = [
-        line for line in found.lines() if "itself found NaN or Inf, at test_watchall.py:" in line
-    ]
-    names = [event.operation.name for event in found.bad()]
-    assert (len(told), names) in ([(0, ["log"])] if not many else [(1, []), (0, ["log"])])
-    assert (jnp.isnan, jax.Array.__subclasses__()[0].__bool__) == plain
-
-
-def test_numbers_are_asked_for_by_name_and_in_several_threads_at_once():
-    end = watch_everything(Options(action="record", level="step"), Found())
-    x, failed, interval = jnp.ones(2), [], sys.getswitchinterval()
-
-    def ask():
-        try:
-            for _ in range(400):
-                assert not bool(jnp.any(a=jnp.isnan(x)))
-        except Exception as error:
-            failed.append(error)
-
-    sys.setswitchinterval(1e-6)
-    try:
-        threads = [threading.Thread(target=ask) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    finally:
-        sys.setswitchinterval(interval)
-        end()
-    assert not failed
-
-
-NUMPY = np.isnan, np.isfinite, np.asarray, np.array
-
-
-@pytest.mark.parametrize(
-    "decide",
-    first(
-        3,
-        [
-            lambda x: not x > 0,
-            lambda x: np.isnan(x),
-            lambda x: x != x,
-            lambda x: not np.float32(1) >= x,
-            lambda x: not (x < np.float32(2)),
-            lambda x: not operator.eq(x, jnp.float32(1)),
-            lambda x: min([x, jnp.float32(-1)]) is x,
-            lambda x: not np.isfinite(x),
-            lambda x: math.isnan(np.asarray(x)),
-            lambda x: math.isnan(np.array(x, np.float64)),
-            lambda x: math.isnan(x.tolist()),
-            lambda x: math.isnan(jax.device_get({"loss": x})["loss"]),
-        ],
-    ),
-)
-def test_a_comparison_or_numpys_look_at_a_bad_number_is_told_at_its_line(decide):
-    found = Found()
-    end = watch_everything(Options(action="record", level="step"), found)
-    decide(jnp.float32(1))
-    decide(jnp.float32(np.inf))
-    assert decide(jnp.log(-jnp.ones(())))
-    end()
-    (event,) = found.bad()
-    assert event.operation.source.text == "assert decide(jnp.log(-jnp.ones(())))"
-    assert (np.isnan, np.isfinite, np.asarray, np.array) == NUMPY
-    assert np.isnan is NUMPY[0]
-
-
-def test_what_stands_for_a_function_of_numpys_passes_for_it():
-    end = watch_everything(Options(action="record", level="step"), Found())
-    stands, table = np.isnan, {NUMPY[0]: "kept"}
-    assert table[stands] == "kept"
-    assert isinstance(stands, np.ufunc)
-    assert (stands.nin, stands.__name__, stands.reduce) == (1, "isnan", NUMPY[0].reduce)
-    assert stands(np.array([1.0, np.nan]), out=np.zeros(2, bool)).tolist() == [False, True]
-    kept = pickle.dumps([stands, np.asarray])
-    end()
-    assert pickle.loads(kept) == [NUMPY[0], NUMPY[2]]
-    assert pickle.loads(kept)[0] is NUMPY[0]
-
-
-@pytest.mark.parametrize(
-    ("make", "name"),
-    [
-        (lambda x: jnp.exp(x * 100), "exp"),
-        (lambda x: (x / (x - x)).sum(), "divide"),
-        (lambda x: jnp.where(x > 9, x, -jnp.inf) - jnp.full((), -jnp.inf), "subtract"),
-        (lambda x: jax.nn.softmax(jnp.full(2, -jnp.inf) * x)[0], "subtract"),
-        (lambda x: x * jnp.inf, None),
-        (lambda x: x + jnp.nan, None),
-    ],
-)
-@pytest.mark.parametrize("again", [False, True])
-def test_what_eager_code_prints_is_followed_to_the_call_that_made_it(make, name, again):
-    end = watch_everything(Options(action="record", level="step"), found := Found())
-    for _ in range(1 + again):  # the first call of a kind is compiled, and takes another way
-        x = make(jnp.float32(2))
-    f"{x}"
-    end()
-    assert [event.operation.name for event in found.bad()] == [name] * (name is not None)
-    assert len(found.harms) == (name is None and bool(jnp.isnan(x)))
-
-
-@pytest.mark.parametrize("way", ["compiled", "sloped", "closed", "looped"])
-def test_what_eager_code_made_of_a_steps_data_is_told_in_its_line_and_once(way, found):
-    x = jnp.arange(6.0).reshape(2, 3).at[:, 1].set(1)
-    x = (x - x.mean(0)) / x.std(0)
-
-    def close(w, x):
-        return ((x @ w) ** 2).sum()
-
-    w, slope = jnp.ones(3), jax.grad(close)
-    for _ in range(3):
-        if way == "compiled":
-            w = w - jax.jit(slope)(w, x)
-        elif way == "sloped":
-            w = w - slope(w, x)
-        elif way == "closed":
-            w = w - jax.jit(lambda w: slope(w, x))(w)
-        else:
-            w, _ = jax.lax.scan(lambda w, row: (w - row, None), w, x)
-    (event,) = found.bad()
-    assert event.operation.name == "divide"
-    assert event.operation.source.text == "x = (x - x.mean(0)) / x.std(0)"
-
-
-def test_of_a_large_array_nothing_is_kept_alive_and_calls_are_not_held_for_ever(found):
-    big = jnp.ones(eager.LARGE // 4 + 1)
-    gone = weakref.ref(big)
-    large = jnp.log(big)
-    del big
-    assert gone() is None
-    for i in range(eager.CALLS + 9):
-        jnp.log(jnp.float32(i) + 1)
-    assert len(watchall._calls._held) <= eager.CALLS
-    del large
-    assert watchall._calls._size < 9 * eager.CALLS
-
-
-def test_a_best_value_that_begins_infinite_is_no_bad_number():
-    found = Found()
-    end = watch_everything(Options(action="record", level="step"), found)
-    best = jnp.float32(np.inf)
-    for loss in jnp.array([3.0, 1.0, 2.0]):
-        best = min(best, loss)
-    assert np.asarray(jnp.float32(np.inf)) > best
-    mask = jnp.array([0.0, jnp.nan])
-    np.isnan(mask)
-    np.asarray(mask)
-    assert (mask != mask).any()
-    end()
-    assert found.harms == []
-
-
-def test_a_mask_of_missing_values_is_no_decision():
-    found = Found()
-    end = watch_everything(Options(action="record", level="step"), found)
-    data = jnp.array([1.0, jnp.nan])
-    filled = jnp.where(jnp.isnan(data), 0.0, data)
-    assert bool(jnp.isfinite(filled).all())
-    assert bool(filled.sum() > 0)
-    end()
-    assert not found.harms
-    assert not any("test_watchall.py" in line for line in found.lines())
 
 
 def test_layers_of_linen_are_told_in_the_order_of_the_call_as_track_tells_them():

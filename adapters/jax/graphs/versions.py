@@ -182,14 +182,19 @@ def watch_calls(told: Callable[[Any, Any, Any, Any], None]) -> Callable[[], None
     for name, change in (("_run_python_pjit", newest), ("_python_pjit_helper", oldest)):
         if hasattr(pjit, name):
             patches.change(pjit, name, change)
-    if state is None:  # before JAX 0.8
-        patches.put(jax_jit.global_state(), "post_hook", after)
-        return patches.undo
     # One of its own: JAX takes its hook away wherever it turns the check off for a while.
-    jax_jit.set_post_hook_state(type(state)("anynan", after, include_in_jit_key=False))
+    own = None if state is None else type(state)("anynan", after, include_in_jit_key=False)
+    if own is None:  # in 0.7.2
+        jax_jit.global_state().post_hook = after
+    else:
+        jax_jit.set_post_hook_state(own)
 
     def undo() -> None:
-        jax_jit.set_post_hook_state(state)
         patches.undo()
+        if own is None:
+            jax_jit.global_state().post_hook = None
+        else:
+            own.set_global(None)
+            jax_jit.set_post_hook_state(state)
 
     return undo
