@@ -10,9 +10,9 @@ import inspect
 import re
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from types import FrameType, FunctionType
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 import jax
@@ -24,7 +24,7 @@ from anynan._base.sources import is_library
 from anynan._diagnosis.rules import repair as repairs
 from anynan._diagnosis.rules.repair import BaseFixRunner, Repair, RepairError
 from anynan.jax.graphs import lines, names
-from anynan.jax.graphs.bodies import CUSTOM, JITS, bodies
+from anynan.jax.graphs.bodies import JITS, bodies
 from anynan.jax.graphs.stacks import FIXED
 from anynan.jax.graphs.versions import context
 
@@ -57,11 +57,6 @@ class FixedOp:
         x: Any = self._args[next(iter(operands.values()))] if operands else None
         keepdim = bool(first) and jnp.ndim(x) == len(first[0].shape)
         self._params = {**params, "keepdim": keepdim}
-
-    @property
-    def itself(self) -> tuple[Callable[..., Any], list[Any]]:
-        """Give the operation as it is, and its arguments."""
-        return self._run, self._args
 
     def __call__(self, found: Sequence[Repair]) -> Any:
         """Run it repaired.
@@ -239,80 +234,52 @@ def _like(new: Any, shape: Any) -> Any:
     return jnp.asarray(new).astype(shape.dtype)
 
 
-class OpCounter:
-    """Hold what a function binds, in order.
-
-    Args:
-        name: What it is called.
-
-    Attributes:
-        parts: The results of each.
-        passed: Whether a part is the whole operation by itself.
-        ends: Whether the function gives what the last one gives.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self.parts: list[list[Any]] = []
-        self.passed = self.ends = False
-
-    def add(self, word: str | None, made: Any) -> None:
-        """Take a part."""
-        self.parts.append(list(made) if isinstance(made, list | tuple) else [made])
-        self.passed = self.passed or word == self._name
-
-    def of(self, run: Callable[..., Any], *args: Any) -> Any:
-        """Run the function."""
-        out = run(*args)
-        self.ends = bool(self.parts) and len(self.parts[-1]) == 1 and self.parts[-1][0] is out
-        return out
+# What runs in the place of functions of JAX's, by the code that stands there.
+STANDING: dict[CodeType, Callable[..., Any]] = {}
 
 
-class CompositeCall:
-    """Stand for one call of such a function.
+def _stand_in(*args: Any, **kwargs: Any) -> Any:
+    import sys  # the globals are those of the function that its code is put into
 
-    Args:
-        frame: The call.
-        counts: Runs a function to see what it binds.
+    runs = sys.modules["anynan.jax.replay.fix_runner"].STANDING
+    return runs[sys._getframe().f_code](*args, **kwargs)
 
-    Attributes:
-        passed: Whether a part of it is the whole operation.
-        fixed: What stands in its place.
-        shapes: The form of what each part gives.
-        position: How many parts were bound.
+
+@contextmanager
+def _standing(function: Any, make: Callable[[Any], Callable[..., Any]]) -> Iterator[None]:
+    """Have another run in a function's place, wherever that was imported to meanwhile.
 
     Raises:
-        RepairError: If it cannot be called once more from its frame, or its last part does not
-            give what it gives.
+        RepairError: If another run of a step does so.
     """
+    code = function.__code__
+    if code in STANDING:
+        raise RepairError(code.co_name)
+    own = FunctionType(code, function.__globals__, function.__name__, function.__defaults__)
+    own.__kwdefaults__ = function.__kwdefaults__
+    known: Any = {key: getattr(code, key) for key in ("co_name", "co_filename", "co_firstlineno")}
+    stand = _stand_in.__code__.replace(**known)
+    STANDING[stand] = make(own)
+    function.__code__ = stand
+    try:
+        yield
+    finally:
+        function.__code__ = code
+        del STANDING[stand]
 
-    def __init__(
-        self, frame: FrameType, counts: Callable[[str, Callable[..., Any], list[Any]], OpCounter]
-    ) -> None:
-        code = frame.f_code
-        if code.co_freevars or code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS):
-            raise RepairError(code.co_name)
-        fn = FunctionType(code, frame.f_globals)
-        known = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-        given = inspect.signature(fn).bind_partial()
-        given.arguments.update({name: frame.f_locals[name] for name in known})
-        self.fixed: FixedOp = of_call(fn, given, numbers=False)
-        tally = counts(names.function((code.co_name,)) or "", *self.fixed.itself)
-        self.passed, self.position = tally.passed, 0
-        if not (tally.ends or tally.passed):
-            raise RepairError(code.co_name)
-        self.shapes = [[(x.shape, x.dtype) for x in made] for made in tally.parts]
 
-    @property
-    def open(self) -> bool:
-        """Tell whether there are parts still to come."""
-        return not self.passed and self.position < len(self.shapes)
-
-    def blank(self, primitive: Any) -> Any:
-        """Give a part's results, of which nothing is used: zeros."""
-        with jax.named_scope(FIXED):
-            made = [jnp.zeros(*form) for form in self.shapes[self.position - 1]]
-        return made if primitive.multiple_results else made[0]
+def _functions(wanted: Collection[str]) -> list[Any]:
+    """List the functions of JAX's, in Python, that are one operation of these."""
+    modules = [module for name, module in sys.modules.items() if name.startswith("jax.")]
+    held = (x for module in modules for x in vars(module).values() if type(x) is FunctionType)
+    return [
+        function
+        for function in {id(x): x for x in held}.values()
+        if names.function((function.__code__.co_name,)) in wanted
+        and lines.is_jax(function.__code__.co_filename)
+        and not function.__code__.co_freevars
+        and not function.__code__.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS)
+    ]
 
 
 # What stands between a user's line and an operation that is bound a second time: in a derivative
@@ -331,8 +298,9 @@ class FixRunner(BaseFixRunner):
 
     def __init__(self, repairs: Sequence[Repair]) -> None:
         super().__init__(repairs)
-        self._wholes: dict[FrameType, CompositeCall] = {}
-        self._tally: OpCounter | None = None
+        # The function of JAX's that is run to see whether a part of it is the whole operation.
+        self._looked: tuple[str | None, CodeType] | None = None
+        self._passed = False
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
@@ -344,35 +312,27 @@ class FixRunner(BaseFixRunner):
         apart = context()
         if apart is None:
             raise RepairError(jax.__version__)
-        functions = not self.names.isdisjoint(names.FUNCTIONS.values())
-        with apart(object()), Patches() as patches:
+        with apart(object()), Patches() as patches, ExitStack() as stack:
             for primitive in _primitives():
-                if functions or primitive.name in JITS or word_of(primitive, {}) in self.names:
+                if primitive.name in JITS or word_of(primitive, {}) in self.names:
                     patches.put(primitive, "bind", self._in_place(primitive))
-            if functions:
+            if not self.names.isdisjoint(names.FUNCTIONS.values()):
                 patches.change(jax.custom_jvp, "__call__", self._in_place_of_a_call)
+                for function in _functions(self.names):
+                    stack.enter_context(_standing(function, self._in_place_of_a_function))
             yield
-        if any(item.open for item in self._wholes.values()):
-            self.lost = "a function did not come to its end"
-        self._wholes.clear()  # they hold frames
 
     def _in_place(self, primitive: Any) -> Callable[..., Any]:
         real = primitive.bind
 
         def bind(*args: Any, **params: Any) -> Any:
-            if not self.here:
-                return real(*args, **params)
-            if self._tally is not None:
-                return self._counted(primitive, real, args, params)
-            if self.busy:
-                return real(*args, **params)
-            found, frame = self._wanted(word_of(primitive, params))
+            if self._looked is not None and self.here:
+                self._look(word_of(primitive, params))
+            found = self._wanted(word_of(primitive, params))
             if not found:
                 return real(*args, **params)
-            if frame is None:
-                make = functools.partial(of_primitive, primitive, real, args, params)
-                return self._fixed(found, make, lambda: real(*args, **params))
-            return self._in_a_whole(found, frame, primitive, lambda: real(*args, **params))
+            make = functools.partial(of_primitive, primitive, real, args, params)
+            return self._fixed(found, make, lambda: real(*args, **params))
 
         return bind
 
@@ -381,11 +341,8 @@ class FixRunner(BaseFixRunner):
             def run(*args: Any, **kwargs: Any) -> Any:
                 return real(function, *args, **kwargs)
 
-            if self.busy or self._tally is not None or not self.here:
-                return run(*args, **kwargs)
-            name = getattr(function, "__name__", "")
-            found, frame = self._wanted(names.function((name,)))
-            if not found or frame is not None:  # a part of another
+            found = self._wanted(names.function((getattr(function, "__name__", ""),)))
+            if not found:
                 return run(*args, **kwargs)
 
             def make() -> Any:
@@ -395,6 +352,43 @@ class FixRunner(BaseFixRunner):
             return self._fixed(found, make, lambda: run(*args, **kwargs))
 
         return bind
+
+    def _in_place_of_a_function(self, own: Any) -> Callable[..., Any]:
+        word = names.function((own.__name__,))
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            found = self._wanted(word)
+            if not found:
+                return own(*args, **kwargs)
+
+            def whole() -> FixedOp | None:
+                given = inspect.signature(own).bind(*args, **kwargs)
+                given.apply_defaults()
+                self._looked, self._passed = (word, own.__code__), False
+                try:
+                    with context()(object()):
+                        fixed = of_call(own, given, numbers=False)
+                finally:
+                    self._looked = None
+                return None if self._passed else fixed
+
+            fixed = self.made((), whole)
+            if fixed is None:
+                return own(*args, **kwargs)
+            return self._fixed(found, lambda: fixed, lambda: own(*args, **kwargs))
+
+        return run
+
+    def _look(self, word: str | None) -> None:
+        """Look whether the function that runs binds the whole operation by itself."""
+        assert self._looked is not None
+        name, code = self._looked
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None and frame.f_code is not code:
+            if _TRACES.match(frame.f_code.co_name):  # a jitted function is traced, and bound then
+                return
+            frame = frame.f_back
+        self._passed = self._passed or word == name
 
     def _fixed(self, found: list[Repair], make: Callable[[], Any], real: Callable[[], Any]) -> Any:
         """Run an operation repaired; as it is where that cannot be."""
@@ -406,86 +400,29 @@ class FixRunner(BaseFixRunner):
         new = self.made(found, run)
         return real() if new is None else new
 
-    def _in_a_whole(
-        self, found: list[Repair], frame: FrameType, primitive: Any, real: Callable[[], Any]
-    ) -> Any:
-        """Bind a part of a function of JAX's: its last gives what the function gives, repaired."""
-        whole = self._wholes.get(frame)
-        if whole is None:
-            whole = self.made((), lambda: CompositeCall(frame, self._counts))
-            if whole is None:
-                return real()
-            self._wholes[frame] = whole
-        if whole.passed:
-            return real()
-        whole.position += 1
-        if primitive.name in CUSTOM:  # JAX waits for what its function leaves behind
-            real()
-        if whole.position > len(whole.shapes):
-            self.lost = "a function ran otherwise than before"
-            return real()
-        if whole.open:
-            blank = self.made((), lambda: whole.blank(primitive))
-            return real() if blank is None else blank
-        new = self._fixed(found, lambda: whole.fixed, lambda: None)
-        if new is None:
-            return real()
-        return [new] if primitive.multiple_results else new
-
-    def _counts(self, name: str, run: Callable[..., Any], args: list[Any]) -> OpCounter:
-        """Run a function of JAX's to see what it binds."""
-        tally = self._tally = OpCounter(name)
-        try:
-            with context()(object()):
-                jax.eval_shape(functools.partial(tally.of, run), *args)
-        finally:
-            self._tally = None
-        return tally
-
-    def _counted(self, primitive: Any, real: Any, args: Any, params: dict[str, Any]) -> Any:
-        """Bind a part of a function that is run to see what it binds, and not what those bind."""
-        tally, self._tally = self._tally, None
-        try:
-            made = real(*args, **params)
-        finally:
-            self._tally = tally
-        assert tally is not None
-        frame: FrameType | None = sys._getframe(2)
-        while frame is not None and frame.f_code is not OpCounter.of.__code__:
-            if _TRACES.match(frame.f_code.co_name):  # a jitted function is traced, and bound then
-                return made
-            frame = frame.f_back
-        tally.add(word_of(primitive, params), made)
-        return made
-
-    def _wanted(self, word: str | None) -> tuple[list[Repair], FrameType | None]:
-        """Choose the repairs of what is bound at this moment.
+    def _wanted(self, word: str | None) -> list[Repair]:
+        """Choose the repairs of what is bound or called at this moment, unless it is a part.
 
         Args:
             word: What it is called.
-
-        Returns:
-            The repairs, and the call of the function of JAX's that they are of, if it is a part
-            of one.
         """
+        if self.busy or not self.here or word not in self.names:
+            return []
         frame: FrameType | None = sys._getframe(2)
         way: list[str] = []
-        whole, around, inside = None, None, True
+        whole, inside = word, True
         while frame is not None and is_library(frame.f_code.co_filename):
             way.append(frame.f_code.co_name)
             inside = inside and lines.is_jax(frame.f_code.co_filename)
-            name = names.function((way[-1],)) if inside else None
-            whole, around = (whole, around) if name is None else (name, frame)
+            whole = (names.function((way[-1],)) if inside else None) or whole
             frame = frame.f_back
-        if whole in (None, word):
-            whole, around = word, None
         # What a library's own function is traced to serves its calls from other lines, too.
-        if whole not in self.names or frame is None or not _AGAIN.isdisjoint(way):
-            return [], None
+        if whole != word or frame is None or not _AGAIN.isdisjoint(way):
+            return []
         if any(map(_TRACES.match, way)):
-            return [], None
+            return []
         source = lines.source_here(sys._getframe(2))
-        return self.of(whole, source, None) if whole and source else [], around
+        return self.of(whole, source, None) if source else []
 
 
 @functools.cache
