@@ -19,6 +19,8 @@ from anynan.jax.read.readings import TOTALS, Emission, Plan
 # Arrays up to this size are put side by side and read in one pass: a pass of its own for each
 # costs more than the copy.
 SMALL = 4096
+# What a step donates is kept if it is no more than one of so many parts of the free memory.
+SHARE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,20 @@ class Watches:
         self.program = program
         self.known = Known()
         self._latest: dict[bool, Watch] = {}
+        # Whether what it donates is little enough to be kept; None before that was asked.
+        self.little: bool | None = None
+
+    def is_little(self, arrays: list[Any]) -> bool:
+        """Tell whether what the program donates takes a small share of the memory that is free.
+
+        Args:
+            arrays: Its arguments.
+        """
+        if self.little is None:
+            donated = [arrays[i] for i in self.program.donated]
+            size = sum(x.nbytes for x in donated if isinstance(x, jax.Array))
+            self.little = bool(donated) and size * SHARE <= probes.free_memory(donated[0])
+        return self.little
 
     def get(self, exact: set[int], *, keep: bool = False) -> "Watch":
         """Give a watch that reads these values exactly.

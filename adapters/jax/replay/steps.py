@@ -111,7 +111,8 @@ class Step:
                 msg = (
                     f"{self.program.leaves[i].name} was donated to the step, so the step cannot "
                     "be run again: track(..., advanced=anynan.Advanced(keep_inputs=True)) keeps "
-                    "what is donated, and the report names the operation"
+                    "what is donated, or leave out donate_argnums for one run, and the report "
+                    "names the operation"
                 )
                 raise ReplayError(msg)
         return found

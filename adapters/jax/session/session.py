@@ -310,7 +310,8 @@ class Session(StepReader):
         """
         judge, arrays, program = self.tracker.judge, form.flat.arrays, watches.program
         watch, rows = watches.get(self.verdicts.exact(watches)), judge.rows()
-        if self.has_risen(Step(watch, arrays, [], None, rows)):
+        little = bool(watch.donated) and self.tracker.found and watches.is_little(arrays)
+        if little or self.has_risen(Step(watch, arrays, [], None, rows)):
             watch = watches.get(self.verdicts.exact(watches), keep=True)
         kept = sample(self.options.updates, rows.number, program, arrays)
         try:
@@ -320,6 +321,9 @@ class Session(StepReader):
         except UnwatchableError:
             raise
         except Exception as error:
+            if little and "RESOURCE_EXHAUSTED" in str(error):  # it was more than there is
+                watches.little = False
+                return self._run(fn, form, watches)
             judge.close_step()
             died = Step(watch, list(arrays), [], None, rows)
             self.broken(died, error, self.verdicts.table(watch))
