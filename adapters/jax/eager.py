@@ -12,7 +12,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from itertools import islice
+from itertools import islice, takewhile
 from types import CodeType
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ from anynan._base import tracebacks
 from anynan._base.sources import is_anynans, is_library
 from anynan.jax.graphs.versions import watch_calls
 from anynan.jax.read import probes
+from anynan.jax.read.probes import NAN
 
 # So many calls are held, and so many bytes of what they took and gave; a larger array is not kept
 # alive.
@@ -32,8 +33,8 @@ CALLS, BYTES, LARGE = 1024, 1 << 26, 1 << 22
 ARRAYS = frozenset(array for array in jax.Array.__subclasses__() if "__float__" in vars(array))
 # How a program asks whether numbers are finite, and what it finds then; any other question with
 # the answer yes or no goes wrong by a NaN.
-_BOTH = frozenset({probes.NAN, probes.POSINF})
-ASKS = {"isnan": {probes.NAN}, "isinf": {probes.POSINF}, "isfinite": _BOTH, "is_finite": _BOTH}
+_BOTH = frozenset({NAN, probes.POSINF})
+ASKS = {"isnan": {NAN}, "isinf": {probes.POSINF}, "isfinite": _BOTH, "is_finite": _BOTH}
 
 
 class Call(NamedTuple):
@@ -89,6 +90,7 @@ class Calls:
 
     def __init__(self) -> None:
         self._held: deque[Call] = deque()
+        self._past: Call | None = None
         self._size, self._lock = 0, threading.Lock()
 
     def begin(self) -> Callable[[], None]:
@@ -119,7 +121,7 @@ class Calls:
         """Let go of all."""
         with self._lock:
             self._held.clear()
-            self._size = 0
+            self._size, self._past = 0, None
 
     def origin(self, arrays: Iterable[Any]) -> Call | None:
         """Find the first call that led to bad numbers and was given none; None if it is not held.
@@ -145,6 +147,18 @@ class Calls:
                 found = call
         return found
 
+    def goes_on(self) -> None:
+        """Take the calls up to now as what the program went on from."""
+        self._past = self._held[-1] if self._held else None
+
+    def left(self) -> list[Any]:
+        """List the arrays with a NaN that a call gave since then, and no other took."""
+        taken, found = set[int](), list[Any]()
+        for call in takewhile(lambda call: call is not self._past, self._before()):
+            found += [x for x in map(_alive, call.gave) if id(x) not in taken and _word(x) == NAN]
+            taken.update(map(id, map(_alive, call.given)))
+        return found
+
     def asked(self, answer: Any) -> tuple[bool, bool] | None:
         """Tell whether an answer is one about bad numbers: if finiteness was asked for, and of one.
 
@@ -159,7 +173,7 @@ class Calls:
             for x in map(_alive, call.given):
                 if _is_answer(x):
                     wanted.append(x)
-                elif _word(x) in ASKS.get(name, {probes.NAN}):
+                elif _word(x) in ASKS.get(name, {NAN}):
                     asked = asked or name in ASKS
                     sizes.append(np.size(x))
         return (asked, set(sizes) == {1}) if sizes else None
@@ -216,10 +230,10 @@ def _is_answer(x: Any) -> bool:
 def _word(x: Any) -> int:
     """Give the worst kind in what a call took or gave: an Inf of either sign, or NaN."""
     if isinstance(x, float):
-        return probes.NAN if x != x else probes.POSINF if math.isinf(x) else probes.FINE
+        return NAN if x != x else probes.POSINF if math.isinf(x) else probes.FINE
     if not isinstance(x, jax.Array | np.ndarray | np.generic) or not probes.checkable(x):
         return probes.FINE
     host = probes.on_host(x)
     if (host != host).any():
-        return probes.NAN
+        return NAN
     return probes.FINE if np.isfinite(host).all() else probes.POSINF

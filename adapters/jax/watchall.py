@@ -159,14 +159,29 @@ def watch_all(options: Options, found: Found) -> Callable[[], None]:
     return undo
 
 
-def _was_read(x: Any, *, made: bool = False) -> None:
+def _goes_on() -> None:
+    """Forget what was read before a step: the program goes on from it."""
+    _read.clear()
+    _calls.goes_on()
+
+
+def _was_fetched(x: Any, host: Any) -> None:
+    """Remember a bad number that the program brought to the host."""
+    nan = bool(np.any(host != host))
+    if nan or (probes.checkable(x) and not np.isfinite(host).all()):
+        _was_read(x, made=not nan, depth=3)
+
+
+def _was_read(x: Any, *, made: bool = False, depth: int = 2) -> None:
     """Remember where the program looks at a bad number; a library's looks are its own affair.
 
     Args:
         x: The number, or the answer to a question about it.
-        made: Whether it counts only if it is known what made it bad.
+        made: Whether it counts only if it is known what made it bad: an Inf may be what a search
+            begins with.
+        depth: How many frames away the program is.
     """
-    frame = sys._getframe(2)
+    frame = sys._getframe(depth)
     known = bool(_read and _read[0][2])
     if known or is_library(frame.f_code.co_filename):
         return
@@ -175,13 +190,6 @@ def _was_read(x: Any, *, made: bool = False) -> None:
         call = _calls.origin([x])
     if call is not None or not (made or _read):
         _read[:] = [(frame.f_code.co_filename, frame.f_lineno, call)]
-
-
-def _is_nan(x: Any) -> bool:
-    """Tell whether something is one number, and NaN: an Inf may be what a search begins with."""
-    if type(x) in ARRAYS:
-        x = probes.on_host(x) if x.size == 1 and probes.checkable(x) else None
-    return x is not None and getattr(x, "size", 1) == 1 and bool(np.any(x != x))
 
 
 class OfNumPy:
@@ -200,7 +208,9 @@ class OfNumPy:
         out = self._fn(*args, **kwargs)
         x: Any = args[0] if args else None
         one = type(x) in ARRAYS and x.size == 1  # most that is asked for is no array of JAX's
-        if one and (_is_nan(out) if self._bad is None else bool(out.item()) is self._bad):
+        if one and self._bad is None:
+            _was_fetched(x, out)
+        elif one and bool(out.item()) is self._bad:
             _was_read(x)
         return out
 
@@ -232,8 +242,8 @@ def _fetching(get: Callable[..., Any]) -> Callable[..., Any]:
     def gets(*args: Any, **kwargs: Any) -> Any:
         out = get(*args, **kwargs)
         for x, host in zip(*map(tree_util.tree_leaves, (args, out)), strict=False):
-            if isinstance(host, np.ndarray) and _is_nan(host):
-                _was_read(x)
+            if isinstance(host, np.ndarray) and host.size == 1:
+                _was_fetched(x, host)
         return out
 
     return gets
@@ -314,7 +324,7 @@ def _look_at_the_end(found: Found, options: Options) -> None:
         if signature.is_kept(name) or name == "loss":
             arrays[name] = bad(value)
     with suppress(Exception):  # what cannot be made once more stays without its operation
-        origins = (_calls.origin(each) for each in arrays.values())
+        origins = (_calls.origin(each) for each in (*arrays.values(), _calls.left()))
         for call in (*(call for *_, call in _read), *origins):
             if call is not None and not found.bad():
                 once(call, options, found)
@@ -338,7 +348,7 @@ class Watched:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call it, as one step."""
-        _read.clear()
+        _goes_on()
         if self._alone or tracing():  # a tracked function that calls it sees all of it
             return self._fn(*args, **kwargs)
         tracker = self._tracker or self._track()
@@ -439,7 +449,7 @@ class Eager(Watched):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call it, and look at what it gives."""
-        _read.clear()
+        _goes_on()
         given = tree_util.tree_leaves((args, kwargs))
         if self._alone or tracing() or traced(given) or staged():
             return (self._slope or self._fn)(*args, **kwargs)

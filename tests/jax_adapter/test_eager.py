@@ -164,6 +164,23 @@ def test_what_eager_code_prints_is_followed_to_the_call_that_made_it(make, name,
     assert len(found.harms) == (name is None and bool(jnp.isnan(x)))
 
 
+def test_an_infinite_number_that_is_fetched_counts_if_a_call_made_it(found):
+    jax.device_get(jnp.full((), jnp.inf))
+    assert not watchall._read
+    jax.device_get({"loss": 1 / jnp.zeros(())})
+    assert watchall._read[0][2] is not None
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_a_nan_that_nothing_takes_is_told_at_the_end(taken):
+    end = watch_everything(Options(action="record", level="step"), found := Found())
+    x = jnp.log(jnp.arange(3.0) - 1)
+    if taken:
+        x = jnp.where(jnp.isnan(x), 0, x)
+    end()
+    assert [event.operation.name for event in found.bad()] == ["log"] * (not taken)
+
+
 @pytest.mark.parametrize("way", ["compiled", "sloped", "closed", "looped"])
 def test_what_eager_code_made_of_a_steps_data_is_told_in_its_line_and_once(way, found):
     x = jnp.arange(6.0).reshape(2, 3).at[:, 1].set(1)

@@ -524,7 +524,7 @@ def form_of(
         made, inner = objects.pure(fn), None if inner is None else objects.pure(inner)
     flat = signature.flatten(args, kwargs, static, plain=plain)
     key = flat.key(), None if objects is None else objects.definition
-    return Form(made, inner, flat, objects, key)
+    return Form(made, inner, flat, objects, signature.hashed(key))
 
 
 def _numbered(points: list[ProbePoint]) -> list[ProbePoint]:

@@ -170,6 +170,22 @@ def _hashable(x: Any) -> bool:
     return True
 
 
+@dataclass(frozen=True)
+class Compared:
+    """Stand for a key that has no hash, as that of an nnx module with a list."""
+
+    key: Any
+
+    def __hash__(self) -> int:
+        """Leave it to the comparison."""
+        return 0
+
+
+def hashed(key: Any) -> Hashable:
+    """Give a key that has a hash, and is equal to what the key is equal to."""
+    return key if _hashable(key) else Compared(key)
+
+
 def flatten(
     args: tuple[Any, ...], kwargs: dict[str, Any], static: set[Hashable], *, plain: bool = False
 ) -> Flat:
