@@ -207,6 +207,20 @@ def test_the_signature_is_kept():
     assert inspect.signature(anynan.jax.track(step)) == inspect.signature(step)
 
 
+def test_a_class_that_checks_the_shapes_of_its_arrays_is_an_argument_and_a_result():
+    class Data:
+        def __init__(self, x):
+            assert x.ndim == 2
+            assert jnp.issubdtype(x.dtype, jnp.floating)
+            self.x = x
+
+    jax.tree_util.register_pytree_node(Data, lambda d: ((d.x,), None), lambda _, x: Data(*x))
+    tracked = anynan.jax.track(jax.jit(lambda data: Data(jnp.log(data.x))))
+    assert tracked(Data(jnp.ones((2, 3)))).x.shape == (2, 3)
+    with pytest.raises(anynan.NonFiniteError, match=r"log .*test_tracking\.py"):
+        tracked(Data(-jnp.ones((2, 3))))
+
+
 def test_a_module_of_nnx_that_holds_a_list_is_known_again():
     nnx = pytest.importorskip("flax.nnx")
 

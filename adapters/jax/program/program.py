@@ -120,7 +120,7 @@ class Program:
         try:
             self.graph = Graph(self.closed)
             self.layers = Layers(self.graph, self.roots)
-            tree = flat.arguments(map(Slot, range(len(flat.arrays))))
+            tree = flat.arguments(Slot.each(self.closed.in_avals))
             self.results = self._match(tree)
         except Exception as error:  # what fails here is ours: the function itself was traced
             raise UnwatchableError(f"{type(error).__name__} {error}".rstrip()) from error
@@ -189,7 +189,7 @@ class Program:
         args, kwargs = tree
         shapes = [(v.shape, v.dtype) for v in self.closed.in_avals]
         out_shapes = [(v.shape, v.dtype) for v in self.closed.out_avals]
-        out = self.joined(map(Slot, range(len(self.closed.out_avals))))
+        out = self.joined(Slot.each(self.closed.out_avals))
         found: dict[int, Result] = {}
         returned: set[Hashable] = set()
         pairs: list[tuple[int, int]] = []

@@ -4,7 +4,7 @@ import functools
 import itertools
 import re
 import sys
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -32,7 +32,21 @@ _known: dict[type, bool] = {}
 
 
 class Slot(int):
-    """Stand for an array by its number."""
+    """Stand for an array by its number; a class of the program's may ask for its shape."""
+
+    aval: Any = None
+
+    @classmethod
+    def each(cls, avals: Iterable[Any]) -> "Iterator[Slot]":
+        """Give one for each array of these types."""
+        for number, kind in enumerate(avals):
+            slot = cls(number)
+            slot.aval = kind
+            yield slot
+
+    def __getattr__(self, name: str) -> Any:
+        """Give what the array's type tells."""
+        return getattr(self.aval, name)
 
 
 @dataclass(frozen=True, slots=True)
