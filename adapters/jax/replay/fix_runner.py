@@ -265,21 +265,21 @@ def _standing(function: Any, make: Callable[[Any], Callable[..., Any]]) -> Itera
         yield
     finally:
         function.__code__ = code
-        del STANDING[stand]
+        STANDING[stand] = own  # for a thread that has just begun to run what stands there
 
 
 def _functions(wanted: Collection[str]) -> list[Any]:
     """List the functions of JAX's, in Python, that are one operation of these."""
-    modules = [module for name, module in sys.modules.items() if name.startswith("jax.")]
-    held = (x for module in modules for x in vars(module).values() if type(x) is FunctionType)
-    return [
-        function
-        for function in {id(x): x for x in held}.values()
-        if names.function((function.__code__.co_name,)) in wanted
-        and lines.is_jax(function.__code__.co_filename)
-        and not function.__code__.co_freevars
-        and not function.__code__.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS)
-    ]
+    modules = [module for name, module in [*sys.modules.items()] if name.startswith("jax.")]
+    held = [x for module in modules for x in [*vars(module).values()] if type(x) is FunctionType]
+    return [x for x in {id(x): x for x in held}.values() if _is_one_of(x.__code__, wanted)]
+
+
+def _is_one_of(code: CodeType, wanted: Collection[str]) -> bool:
+    """Tell whether code can be put in another's place, and is JAX's of one of these operations."""
+    if code.co_freevars or code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS):
+        return False
+    return names.function((code.co_name,)) in wanted and lines.is_jax(code.co_filename)
 
 
 # What stands between a user's line and an operation that is bound a second time: in a derivative
