@@ -13,8 +13,8 @@ from anynan._readings.step import DeferredFailure, Step
 from anynan._steps.consequences import Consequences
 from anynan._steps.inputs import Inputs
 from anynan._steps.investigator import Investigator
-from anynan._steps.messages import PATIENCE
-from anynan._steps.record import Record
+from anynan._steps.messages import NUMPY_BEFORE, PATIENCE
+from anynan._steps.record import Record, numpy_met
 from anynan._steps.subject import Subject
 from anynan.errors import AnomalyError, NonFiniteError, reason
 from anynan.events import NON_FINITE, Event, Kind
@@ -46,6 +46,20 @@ def takes_along(error: BaseException) -> bool:
     """Tell whether an exception may be because of a bad value: no end of a loop or a program is."""
     passing = StopIteration, StopAsyncIteration, AnomalyError
     return isinstance(error, Exception) and not isinstance(error, passing)
+
+
+# Causes of a fault that code made which nobody watches.
+_CAME = ("bad_input", "bad_label", "written_constant")
+
+
+def _with_numpy(event: Event) -> Event:
+    """Note in an event of what came in bad what NumPy met before it."""
+    met = numpy_met[0]
+    came = event.cause is not None and event.cause.tag in _CAME
+    errors = met() if met is not None and came else ""
+    if not errors:
+        return event
+    return replace(event, notes=(*event.notes, NUMPY_BEFORE(errors=errors)))
 
 
 class Failures:
@@ -92,7 +106,7 @@ class Failures:
             AnomalyError: As the tracker's action says.
         """
         event = self._consequences.begin(step, event)
-        event = self._subject.signed(event)
+        event = self._subject.signed(_with_numpy(event))
         # Before the first iteration ends it may be a program that does nothing but evaluate.
         if step.evaluated and (step.evaluated < step.number or event.phase in _TRAINING):
             event = replace(event, training_step=step.number - step.evaluated)

@@ -13,6 +13,9 @@ MAY_FOLLOW = Message(
     "may-follow",
     "this may follow from step {step} of {maker}, which was reported{since}: fix that first",
 )
+NUMPY_BEFORE = Message(
+    "numpy-before", "NumPy met before this: {errors}; what came in bad may be from there"
+)
 INPUT_COMPUTED = Message(
     "input-computed",
     "your code computed this input, last by {operation}, before it called {name}: {instead} names "

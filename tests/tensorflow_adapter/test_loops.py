@@ -163,6 +163,15 @@ PROGRAMS = {
         for i in range(3):
             step(tf.ones((2, 3)))
         """,
+    "numpy": """
+        import numpy as np, tensorflow as tf
+        w, y = tf.Variable([1.0, 2.0]), np.ones(2, "float32")
+        for i in range(3):
+            with tf.GradientTape() as tape:
+                ratio = y / (y - y)  # here
+                loss = tf.reduce_sum((w - ratio) ** 2)
+            tape.gradient(loss, w)
+        """,
     "metric": """
         import tensorflow as tf, keras
         net, mean = keras.Sequential([keras.layers.Dense(1)]), keras.metrics.Mean()
@@ -225,7 +234,10 @@ def test_a_program_as_it_is_is_told_with_its_line(tmp_path, name):
         assert "as the program ends" in done.stderr, done.stderr
         assert "nothing went bad" not in done.stderr
     else:
-        assert f"program.py:{line(path, 'here')}" in done.stderr, done.stderr
+        here = f"program.py:{line(path, 'here')}"
+        assert here in done.stderr, done.stderr
+        met = f"note +NumPy met before this: divide by zero in divide at {here}"
+        assert (re.search(met, done.stderr) is None) == (name != "numpy"), done.stderr
         assert re.search(r"the program: \d bad in 3 steps", done.stderr), done.stderr
 
 

@@ -21,6 +21,7 @@ from anynan._readings.history import Ring
 from anynan._reports.logs import listeners
 from anynan._reports.report import render, render_markdown
 from anynan._runs.run import Run
+from anynan._steps.record import numpy_met
 from anynan.options import ACTIONS, LEVELS, Options
 
 GIVE, ITS_OWN = "a script, or -m and a module", "its arguments"  # what a message calls them
@@ -81,6 +82,7 @@ def run(chosen: argparse.Namespace) -> int:
     arrays: Any = importlib.import_module("anynan.arrays.program")
     found, own, errors = Found(), Own(), arrays.listen()
     listeners.append(own.hear)
+    numpy_met[0] = errors.__str__
     options = Options(action=chosen.action, level=chosen.level, ignore=chosen.ignore)
     end = watch_everything(options, found)
     notices.blanket[0] = bool(sys.warnoptions)
@@ -90,6 +92,7 @@ def run(chosen: argparse.Namespace) -> int:
     end()
     notices.blanket[0] = True
     listeners.remove(own.hear)
+    numpy_met[0] = None
     ending = Ending(found, own, arrays.closing(errors, told=bool(found.bad())), ended_by)
     shown = ended_by is not None and not isinstance(ended_by, SystemExit)
     quiet = chosen.action in ("record", "skip") and not shown
