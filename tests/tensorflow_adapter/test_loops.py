@@ -11,6 +11,8 @@ import pytest
 import tensorflow as tf
 
 import anynan
+from anynan._everywhere import Found, watch_everything
+from anynan.options import Options
 from tests.keras_adapter.models import line
 from tests.processes import python
 
@@ -121,9 +123,6 @@ def test_a_clean_loop_gives_what_it_gives_without():
 
 
 def run_tracked(run):
-    from anynan._everywhere import Found, watch_everything
-    from anynan.options import Options
-
     found = Found()
     end = watch_everything(Options(action="raise"), found)
     try:
@@ -320,3 +319,31 @@ def test_a_compiled_model_under_a_tape_of_the_programs_own_is_opened(tmp_path):
     ended = python("-m", "anynan", "run", script, cwd=tmp_path)
     assert re.search(rf"op +log +program\.py:{line(script, 'here')} in __call__", ended.stderr)
     assert "stale-graph" not in ended.stderr, ended.stderr
+
+
+@tf.custom_gradient
+def given_slope(x):
+    def slope(above):
+        return above / tf.norm(x - x)  # given slope
+
+    return tf.clip_by_value(x, -1.0, 1.0), slope
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_gradient_that_the_program_gives_is_opened(compiled):
+    w = tf.Variable([1.0, 4.0])
+
+    def step():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(given_slope(w * 0.5))
+        return tape.gradient(loss, w)
+
+    found = Found()
+    end = watch_everything(Options(action="record"), found)
+    try:
+        (tf.function(step) if compiled else step)()
+    finally:
+        end()
+    (event,) = found.bad()
+    assert (event.operation.name, event.cause.tag) == ("divide", "divide_by_zero")
+    assert event.operation.source.line == line(__file__, "given slope")

@@ -45,3 +45,9 @@ def gradient_function(traceback: Any) -> str | None:
         if frame.name == "gradient" and frame.filename.endswith("backprop.py"):
             return None
     return None
+
+
+def in_gradient(traceback: Any) -> bool:
+    """Tell whether an operation was made while a tape made gradients."""
+    asked = ("gradient", "jacobian", "batch_jacobian")
+    return any(x.name in asked and x.filename.endswith("backprop.py") for x in traceback)

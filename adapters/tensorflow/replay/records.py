@@ -27,6 +27,7 @@ from anynan._diagnosis.records import (
 )
 from anynan._readings.readings import ProbePoint
 from anynan.tensorflow.graphs import names
+from anynan.tensorflow.graphs.lines import in_gradient
 from anynan.tensorflow.graphs.operations import Op, is_float, raw_call, resolve
 from anynan.tensorflow.messages import DREW_OTHERS, GRAPH_OPTIMIZED, LOOP_UNOPENED
 from anynan.tensorflow.read import probes
@@ -134,6 +135,7 @@ class Recorder:
             params=self._params(op), feeds=self._feeds(op),
             forward=None if op.forward is None else self.index.get(op.forward.index),
             call=0 if looped else op.call, iteration=op.call if looped else None,
+            direct=op.phase != "backward" and in_gradient(op.lines),
         )  # fmt: skip
         worst, named = self._worst(op), self._named(op)
         result = Given("result", self.held.get(worst.name), _light(worst), worst)

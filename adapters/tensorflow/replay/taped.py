@@ -135,6 +135,49 @@ class Call(NamedTuple):
         given = tf.nest.map_structure(lambda x: held.get(id(x), x), (self.args, self.kwargs))
         return list(_tensors(in_place(self.fn, *given)))
 
+    def variables(self) -> tuple[Any, ...]:
+        """Give the variables that it reads by itself."""
+        return tuple(self.graph().variables)
+
+
+class Custom(NamedTuple):
+    """Hold a call of a function that gives its own gradient.
+
+    Attributes:
+        fn: The function, which gives its result and what makes the gradient.
+        args: What it was called with.
+        kwargs: Likewise.
+        outputs: Its results.
+        layer: As of a note.
+        kind: What stands for its type.
+    """
+
+    fn: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    outputs: tuple[Any, ...]
+    layer: tuple[Any, int] | None
+    kind: str = "custom_gradient"
+
+    @property
+    def inputs(self) -> tuple[Any, ...]:
+        """Give the tensors among what it was called with."""
+        return _tensors((self.args, self.kwargs))
+
+    def runs(self) -> bool:
+        """Tell whether it can be made again."""
+        return True
+
+    def again(self, held: dict[int, Any]) -> list[Any]:
+        """Make it in a graph, as a note is made."""
+        given = tf.nest.map_structure(lambda x: held.get(id(x), x), (self.args, self.kwargs))
+        return list(_tensors(tf.custom_gradient(self.fn)(*given[0], **given[1])))
+
+    def variables(self) -> tuple[Any, ...]:
+        """Give the variables that it was called with."""
+        held = tf.nest.flatten((self.args, self.kwargs))
+        return tuple(x for x in held if isinstance(x, tf.Variable))
+
 
 def _run(fn: Any, args: Any, kwargs: Any) -> Any:
     return fn(*args, **kwargs)
@@ -151,11 +194,14 @@ def _tensors(value: Any) -> tuple[Any, ...]:
     return tuple(x for x in tf.nest.flatten(value) if isinstance(x, tf.Tensor))
 
 
+Noted = Note | Call | Custom
+
+
 class Record:
     """Note what runs outside of graphs in this thread, while it is on."""
 
     def __init__(self) -> None:
-        self.notes: list[Note | Call] = []
+        self.notes: list[Noted] = []
         self._inside: list[tuple[Any, int]] = []
         self._calls: dict[int, int] = {}
         self._on = True
@@ -186,6 +232,16 @@ class Record:
             out = run(*args, **kwargs)
         layer = self._inside[-1] if self._inside else None
         self.notes.append(Call(fn, args, kwargs, _tensors(out), layer))
+        return out
+
+    def custom(self, run: Callable[..., Any], fn: Any, args: Any, kwargs: Any) -> Any:
+        """Run a function that gives its own gradient, and note it as a whole."""
+        if not self._on:
+            return run(fn, args, kwargs)
+        with self.off():
+            out = run(fn, args, kwargs)
+        layer = self._inside[-1] if self._inside else None
+        self.notes.append(Custom(fn, args, kwargs, _tensors(out), layer))
         return out
 
     @contextmanager
@@ -248,7 +304,7 @@ class Differentiated(NamedTuple):
         incoming: The gradient it begins with, None for ones.
     """
 
-    notes: tuple[Note | Call, ...]
+    notes: tuple[Noted, ...]
     target: Any
     incoming: Any
 
@@ -262,7 +318,7 @@ class Differentiated(NamedTuple):
             ReplayError: If that is nothing.
         """
         wanted = {id(x) for _, x in tensors(self.target, "loss")}
-        needed: list[Note | Call] = []
+        needed: list[Noted] = []
         for note in reversed(self.notes):
             if any(id(x) in wanted for x in note.outputs) and note.runs():
                 needed.append(note)
@@ -286,8 +342,8 @@ class Differentiated(NamedTuple):
             if name is not None:
                 read[i] = name
         paths = {id(layer): path for path, layer in layers.alive().items()}
-        calls = (note for note in needed if isinstance(note, Call))
-        inside = {id(v): v for call in calls for v in call.graph().variables}
+        calls = (note for note in needed if not isinstance(note, Note))
+        inside = {id(v): v for call in calls for v in call.variables()}
         mine = [v for v in inside.values() if layers.weights.name(v)]
         return Made(self, needed, leaves, read, paths, mine)
 
@@ -305,7 +361,7 @@ class Made(NamedTuple):
     """
 
     of: Differentiated
-    notes: list[Note | Call]
+    notes: list[Noted]
     leaves: dict[int, Any]
     weights: dict[int, str]
     paths: dict[int, str]
@@ -350,7 +406,7 @@ class Made(NamedTuple):
 
         return run
 
-    def _again(self, note: Note | Call, trace: Trace, held: dict[int, Any]) -> list[Any]:
+    def _again(self, note: Noted, trace: Trace, held: dict[int, Any]) -> list[Any]:
         with tf.name_scope("note") as scope:
             place = scope.rstrip("/")
             if isinstance(note, Note):

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.ops import custom_gradient
 
 from anynan._base.patches import Patches, owner_of, through
 from anynan.tensorflow.replay import taped
@@ -95,6 +96,7 @@ class Seams:
         self._change(tf.GradientTape, "__enter__", _enter)
         self._change(tf.GradientTape, "__exit__", _exit)
         self._change(FUNCTION, "__call__", _function_call)
+        self._patches.change(custom_gradient, "_eager_mode_decorator", _custom)
 
     def install_weights(self, weights: list[Any]) -> None:
         """Change how a program updates weights by itself."""
@@ -255,6 +257,16 @@ def _function_call(original: Any) -> Any:
         return run(*args, **kwargs) if record is None else record.call(run, self, args, kwargs)
 
     return __call__
+
+
+def _custom(original: Any) -> Any:
+    def run(fn: Any, args: Any, kwargs: Any) -> Any:
+        record = taped.running()
+        if record is None:
+            return original(fn, args, kwargs)
+        return record.custom(original, fn, args, kwargs)
+
+    return run
 
 
 def _make_function(original: Any, name: str) -> Any:
