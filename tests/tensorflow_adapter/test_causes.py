@@ -35,7 +35,7 @@ def norm_of_inf(x):
 
 @fault("norm_gradient_at_zero", "sqrt", [0, 0], phase="backward", kind="posinf")
 def norm(x):
-    return tf.norm(x)  # bad
+    return tf.sqrt(tf.reduce_sum(tf.square(x)))  # bad
 
 
 def report(fn, x):
