@@ -64,6 +64,10 @@ def _own_folders() -> tuple[str, ...]:
     return tuple(os.path.join(os.path.realpath(path), "") for path in (_HERE, *linked))
 
 
+# What a decorator makes hands on, and says nothing of where a library was.
+_WRAPPERS = frozenset({"wrapped", "wrapper"})
+
+
 def is_own(frame: FrameType) -> bool:
     """Tell whether a frame is anynan's."""
     return _in_anynan(frame.f_code.co_filename)
@@ -97,7 +101,7 @@ def user_source(
         file = frame.f_code.co_filename
         if not is_library(file) and (is_demo(file) or not _generated(frame.f_globals)):
             return describe(frame, library, framework)
-        if not _in_anynan(file):
+        if not _in_anynan(file) and frame.f_code.co_name not in _WRAPPERS:
             weak = bool(inside) and library is not None and inside in _file(library)
             if library is None or (weak and inside not in file and _named_library(file)):
                 library = frame

@@ -1,5 +1,6 @@
 """Programs without modules, and losses that no backward pass begins with, under ``anynan run``."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -534,7 +535,7 @@ for i in range(3):
     [
         ("w.div_(torch.zeros(()))", "divide"),
         ("w.div_(w * 0)", "divide"),  # with what it was: no copy of so much is kept
-        ("w[0, 0] = float('nan')", "copy"),
+        ("w[0, 0] = float('nan')", "copy|fill"),  # by PyTorch's version
         ("w.data.mul_(0.9).add_(torch.zeros(64, 32).log())", "log"),
         ("w.copy_(w / 0)", "assign"),
         ("w.data = w.data / 0", "assign"),
@@ -544,7 +545,7 @@ def test_what_the_program_writes_into_a_large_weight_is_not_put_to_the_optimizer
     tmp_path: Path, write: str, name: str
 ) -> None:
     _, _, said = run(tmp_path, LARGE.format(write=write))
-    assert f"op {name} script.py:11" in said.replace(f"{tmp_path}/", "")
+    assert re.search(rf"op ({name}) script\.py:11", said.replace(f"{tmp_path}/", ""))
     assert "by the optimizer" not in said
     assert "what it gave was written into 0.weight [written-into]" in said
     assert "min 1" not in said, "numbers that stand for what is not known are not told"

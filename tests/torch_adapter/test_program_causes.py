@@ -235,3 +235,44 @@ for i in range(2):
     said = run(tmp_path, program)[2]
     assert "op log" in said
     assert "[log_of_negative]" in said
+
+
+LOSS = """
+import torch
+import torch.nn.functional as F
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for i in range(2):
+    out, ones = model(torch.full((8, 4), 1e4)), torch.ones(8, 1)
+    loss = {loss}
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("loss", "told"),
+    [
+        ("F.poisson_nll_loss(out.abs(), ones)", "op exp "),  # not drawn, whatever its name is
+        ("F.normalize(out * 0, eps=0.0).sum()", "op divide "),
+        ("torch.log(torch.cosh(out)).mean()", "tried with cosh(clip(x, -79, 79)) the loss is"),
+    ],
+)
+def test_a_loss_names_its_operation_and_a_fix_that_holds(
+    tmp_path: Path, loss: str, told: str
+) -> None:
+    first = run(tmp_path, LOSS.format(loss=loss))[2].partition("anynan: ")[0]
+    assert told in first
+    assert f"loss = {loss}" in first
+
+
+def test_a_warning_comes_once_though_its_operation_runs_again(tmp_path: Path) -> None:
+    said = run(tmp_path, LOSS.format(loss="out.mean() * ones[:1].std()"))[2]
+    assert "[variance_of_one]" in said
+    assert said.count("UserWarning: std()") == 1
+
+
+def test_a_slope_names_no_wrapper_that_it_went_through(tmp_path: Path) -> None:
+    said = run(tmp_path, LOSS.format(loss="((out * 0) ** 0.5).mean()"))[2]
+    assert "op gradient of pow" in said
+    assert "via" not in said

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 import torch
 
 from anynan._base.imports import when_imported
-from anynan._base.sources import gone_through, is_library, located
-from anynan.errors import AnomalyError
+from anynan._base.sources import gone_through, is_anynans, is_library, located
+from anynan.errors import AnomalyError, AnynanWarning
 from anynan.events import Source
 from anynan.torch.private import (
     EVALUATION,
@@ -58,9 +58,12 @@ _PLAINS = frozenset(
 )  # fmt: skip
 _GETTERS = frozenset({"T", "mT", "H", "mH", "real", "imag", "data"})
 # Drawn anew they are others; the rest gives what is no operation's.
-_DRAWS = (
-    "rand", "normal", "bernoulli", "multinomial", "poisson", "uniform", "exponential", "cauchy",
-    "geometric", "random", "gumbel_softmax", "rrelu",
+_DRAWS = frozenset(
+    {
+        "rand", "rand_like", "randn", "randn_like", "randint", "randint_like", "randperm", "random",
+        "normal", "log_normal", "bernoulli", "binomial", "multinomial", "poisson", "uniform",
+        "exponential", "cauchy", "geometric", "gumbel_softmax", "rrelu",
+    }
 )  # fmt: skip
 # What these are made from may be another by then.
 _TAKEN = frozenset({"as_tensor", "asarray"})
@@ -562,9 +565,9 @@ def _kind(func: Any) -> int:
         found = _PASS
     elif name in _READS:
         found = _READ
-    elif name in _TAKEN or (name.startswith(_DRAWS) and not name.endswith("_")):
+    elif name in _TAKEN or name in _DRAWS:
         found = _DRAWN
-    elif name in _NEVER or name.startswith(_DRAWS) or name == "__set__":
+    elif name in _NEVER or name.rstrip("_") in _DRAWS or name == "__set__":
         found = _SKIP
     elif name in _WRITERS or (name.endswith("_") and not name.endswith("__")):
         found = _WRITES
@@ -695,14 +698,18 @@ def called(
 
 
 def placing(show: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a warning of PyTorch's own the line that called PyTorch: the innermost is ours."""
+    """Give a warning of PyTorch's own the line that called PyTorch: the innermost is ours.
+
+    What an operation says as it is run again, it has said before.
+    """
 
     def shown(message: Any, category: Any, filename: str, *args: Any, **kwargs: Any) -> None:
         frame: FrameType | None = _getframe(1)
-        while frame is not None and frame.f_code.co_filename in (filename, warnings.__file__):
+        while frame is not None and _is_between(frame, filename):
             frame = frame.f_back
         if filename != __file__ or frame is None:
-            show(message, category, filename, *args, **kwargs)
+            if not is_anynans(filename) or issubclass(category, AnynanWarning):
+                show(message, category, filename, *args, **kwargs)
             return
         scope = frame.f_globals  # whose filters and registry are as without us
         warnings.warn_explicit(
@@ -711,6 +718,11 @@ def placing(show: Callable[..., Any]) -> Callable[..., Any]:
         )  # fmt: skip
 
     return shown
+
+
+def _is_between(frame: FrameType, filename: str) -> bool:
+    name = frame.f_globals.get("__name__")
+    return frame.f_code.co_filename == filename or name in ("warnings", "_py_warnings")
 
 
 def of(thread: int | None = None) -> Notes | None:

@@ -444,8 +444,9 @@ OUTSIDE = (
         "bad_parameter",
         _bad_parameter,
         "a weight or buffer was bad before the computation that used it",
-        "go back to a checkpoint from before, and track the whole training step (or set "
-        "advanced=anynan.Advanced(parameters=True)) to catch the write itself",
+        "if it was initialised or loaded like this, mend that (`anynan scan FILE` reads a "
+        "checkpoint); else go back to a checkpoint from before, and track the whole training step "
+        "(or set advanced=anynan.Advanced(parameters=True)) to catch the write itself",
         phases=ANY,
         wording=lambda s: (
             Wording(

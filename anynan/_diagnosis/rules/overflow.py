@@ -263,6 +263,13 @@ def _exp_wording(s: Situation) -> Wording | None:
             "use softmax(x) instead of exp(x) / sum(exp(x)), or subtract the largest of each "
             "row, `{op}(x - max(x, axis=-1, keepdims=True))`",
         )
+    if s.operation in ("sinh", "cosh"):
+        return Wording(
+            "{op} grows as exp does: of a number this large it is beyond {limit}, the largest "
+            "{dtype}",
+            "clamp the argument on both sides: `{op}(clip(x, -{cap}, {cap}))`; far from 0, "
+            "log(cosh(x)) is abs(x) - log(2)",
+        )
     return None
 
 
