@@ -196,13 +196,8 @@ def bad(value: Any) -> list[Any]:
     return [
         x
         for x in map(_alive, leaves)
-        if type(x) in ARRAYS and _word(x) and (x.size == 1 or not _only_below(x))
+        if type(x) in ARRAYS and _word(x) and (x.size == 1 or probes.worst(x) > probes.NEGINF)
     ]
-
-
-def _only_below(x: Any) -> bool:
-    host = probes.on_host(x)
-    return not (host != host).any() and not (host == math.inf).any()
 
 
 def _lighten(leaves: list[Any]) -> int:
@@ -233,7 +228,5 @@ def _word(x: Any) -> int:
         return NAN if x != x else probes.POSINF if math.isinf(x) else probes.FINE
     if not isinstance(x, jax.Array | np.ndarray | np.generic) or not probes.checkable(x):
         return probes.FINE
-    host = probes.on_host(x)
-    if (host != host).any():
-        return NAN
-    return probes.FINE if np.isfinite(host).all() else probes.POSINF
+    kind = probes.worst(x)
+    return probes.POSINF if kind == probes.NEGINF else kind

@@ -83,3 +83,18 @@ def test_what_a_loop_inside_a_loop_left_is_followed_into_it():
     event = caught(anynan.jax.track(solve), jnp.ones(3), 2)
     assert event.operation.name == "divide"
     assert "-y / (y - y)" in event.operation.source.text
+
+
+@pytest.mark.parametrize("squash", [jax.nn.relu, lambda x: 2 * jnp.minimum(x, 0.1) + 1])
+@pytest.mark.parametrize("stats", [(), ("norm",)])
+def test_a_nan_is_seen_before_max_and_min_which_lose_it_in_a_sum_on_a_cpu(squash, stats):
+    def step(w, x):
+        with jax.named_scope("squash"):
+            y = squash(jnp.sqrt(x))
+        return w - jnp.clip(x + y, 0, 1).sum()
+
+    given = {"advanced": anynan.Advanced(stats=stats)} if stats else {}
+    tracked = anynan.jax.track(jax.jit(step), action="record", **given)
+    tracked(jnp.ones(3), jnp.linspace(-1, 1, 12544).reshape(16, 28, 28, 1))
+    assert tracked.events[0].operation.name == "sqrt"
+    assert tracked.events[0].layer == "squash"

@@ -60,6 +60,15 @@ class Settings:
         return self.drops or (self.raises and bool(donated))
 
 
+# What is read instead of a total that may lose a NaN, and what XLA's CPU kernels take in with it.
+EXACT = {"sum": "code", "span": "ends"}
+ELEMENTWISE = frozenset(
+    {
+        "abs", "add", "broadcast_in_dim", "convert_element_type", "copy", "div", "exp", "log",
+        "integer_pow", "logistic", "mul", "neg", "reshape", "select_n", "sign", "sqrt", "square",
+        "squeeze", "sub", "tanh", "transpose",
+    }
+)  # fmt: skip
 _UNTRACEABLE = (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError)
 
 
@@ -485,8 +494,27 @@ class Program:
         self, plan: Plan, index: int, what: Any, at: tuple[int, ...] = (), number: int = 0
     ) -> None:
         """Ask for a reading of a value."""
+        if what in EXACT and jax.default_backend() == "cpu" and self._loses(index):
+            what = EXACT[what]
         value = self.graph.values[index]
         plan.add(value.path, value.var, Probe(index, what, at, number))
+
+    def _loses(self, index: int) -> bool:
+        """Tell whether a total of a value may lose a NaN: XLA's CPU kernels add up what max gives.
+
+        From JAX 0.8 on, they do that in one pass with the elementwise operations before it, from
+        4,096 numbers on, and their ``max`` and ``min`` give the other operand for a NaN.
+        """
+        graph = self.graph
+
+        def name(i: int) -> str:
+            writer = graph.values[i].writer
+            return "" if writer is None else graph.nodes[writer].name
+
+        def before(i: int) -> list[int]:
+            return graph.made_of(i) if name(i) in ELEMENTWISE else []
+
+        return any(name(i) in ("max", "min") for i in walk([index], before))
 
 
 class Form(NamedTuple):

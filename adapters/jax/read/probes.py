@@ -21,6 +21,8 @@ LOSS = "anynan_loss"
 _finfo: Any = jnp.finfo
 FINE, NEGINF, POSINF, NAN = range(4)
 KINDS: tuple[Any, ...] = (None, "neginf", "posinf", "nan")
+# Arrays of up to so many numbers are looked at on the host.
+HOST = 1 << 18
 # The two ends of a reading that says only that nothing is bad.
 UNREAD = (math.inf, -math.inf)
 
@@ -62,6 +64,21 @@ def code(x: Any) -> Any:
         low = jnp.where(part >= -top, 0.0, 1.0)
         found.append(jnp.where(part <= top, low, high).astype(jnp.float32))
     return jnp.max(functools.reduce(jnp.maximum, found))
+
+
+# Weights are looked at one by one: what is not compiled as one is compiled operation by operation.
+_code = jax.jit(code)
+
+
+def worst(x: Any) -> int:
+    """Give what ``code`` gives; for a small array without compiling anything."""
+    if not getattr(x, "is_fully_addressable", True) or x.size > HOST:
+        return int(_code(jnp.asarray(x)))
+    host = np.asarray(x)
+    both = np.stack([host.real, host.imag]) if host.dtype.kind == "c" else host.astype(np.float64)
+    if np.isfinite(both).all():
+        return FINE
+    return NAN if (both != both).any() else POSINF if (both == math.inf).any() else NEGINF
 
 
 def scales(count: int) -> Any:

@@ -35,9 +35,6 @@ from anynan.jax.replay.steps import Step, alive
 from anynan.jax.replay.trial import attempt
 from anynan.options import Options
 
-# Weights are looked at one by one: what is not compiled as one is compiled operation by operation.
-_code = jax.jit(probes.code)
-
 
 class StepReader(BaseAdapter):
     """Read steps and have them judged; answer what the core asks of the one that is judged."""
@@ -249,7 +246,7 @@ class StepReader(BaseAdapter):
         bad = [s for s in bad if all(outs[i] is not None for i in (*s.rest, s.weight or 0))]
         if not bad:
             return set()
-        flags = watch.meant(bad, outs, arrays, lambda x: int(_code(x)))
+        flags = watch.meant(bad, outs, arrays, probes.worst)
         return {state.at for state, flag in zip(bad, flags, strict=True) if flag}
 
     def _suspect(self, step: Step, watch: Watch, read: Any) -> None:
@@ -282,7 +279,7 @@ class StepReader(BaseAdapter):
         outs = [alive(step.outs[i]) for i in (state.weight, *state.rest) if i is not None]
         if state.weight is None or any(x is None for x in outs):
             return None
-        words = [int(_code(x)) for x in outs]
+        words = list(map(probes.worst, outs))
         worst = max(words[1:], default=0)
         return None if words[0] or not worst else state.rest[words[1:].index(worst)]
 
@@ -306,7 +303,7 @@ class StepReader(BaseAdapter):
                     found = flags(program, step.inputs(), dict.fromkeys(members, "code"))
                     word = max(found[i].word for i in members)
                 else:
-                    word = max(int(_code(x)) for x in held)
+                    word = max(map(probes.worst, held))
             except Exception:  # noqa: BLE001  the reading stays as it is, and is judged
                 return
             if word != probes.POSINF:  # or it did not happen again
@@ -412,4 +409,4 @@ def _is_bad(x: Any) -> bool:
     x = alive(x)
     if x is None or not probes.checkable(signature.aval(x)):
         return False
-    return int(_code(jax.numpy.asarray(x))) > 0
+    return probes.worst(x) > probes.FINE
