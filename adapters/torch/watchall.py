@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
-from types import FrameType, FunctionType
+from types import FrameType, FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -28,7 +28,8 @@ from anynan._steps.tracked import inside
 from anynan.errors import AnomalyError
 from anynan.options import Options
 from anynan.torch.call import noted
-from anynan.torch.call.discovery import find_iterators, find_modules
+from anynan.torch.call.discovery import find_iterators, find_modules, in_arguments
+from anynan.torch.call.reached import Reached
 from anynan.torch.graphs.compiler import between_graphs
 from anynan.torch.private import call_code, is_tracing
 from anynan.torch.session.model import ModelSession
@@ -185,23 +186,29 @@ class Finder:
             made = compile_(model, **options)
             if model is None or isinstance(model, torch.nn.Module | type):
                 return made
-            first = [True]
+            mine: list[Any] = []  # the models that its code names
+            reached = Reached(model)
             again: list[Any] = [None]  # what an investigation calls, if it can
 
             @functools.wraps(made)
             def run(*args: Any, **kwargs: Any) -> Any:
                 if _is_compiling():
                     return made(*args, **kwargs)
-                if first:
-                    first.clear()
-                    modules = find_modules(model, args, kwargs)
-                    for module in modules.values():
-                        self.look(module)
-                    # A buffer would be written again, and a graph may hold it.
-                    writes = any(next(x.buffers(), None) is not None for x in modules.values())
-                    if isinstance(model, FunctionType) and not writes:
-                        again[:] = [None if find_iterators(model) else model]
-                return noted.called(made, again[0], args, kwargs, sys._getframe(1))
+                if not mine:
+                    mine.extend(map(weakref.ref, find_modules(model).values()))
+                    if isinstance(model, FunctionType | MethodType) and not find_iterators(model):
+                        again[:] = [model]
+                call, models = made, [ref() for ref in mine]
+                models += in_arguments(args, kwargs)
+                for module in filter(None, models):
+                    self.look(module)
+                    session = session_of(module)
+                    if again[0] and isinstance(session, ModelSession):
+                        call = partial(session.through, model, call, reached)
+                if call is made:
+                    return noted.called(made, again[0], args, kwargs, sys._getframe(1))
+                with noted.apart():
+                    return call(*args, **kwargs)
 
             return run
 

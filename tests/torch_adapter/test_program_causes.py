@@ -1,5 +1,7 @@
 """Losses that are modules, learning rates and function transforms, under ``anynan run``."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -206,6 +208,44 @@ def test_a_compiled_function_that_runs_a_model_names_its_operation(tmp_path: Pat
     assert "op log" in told[0]
     assert f"return {loss}" in told[0]
     assert all("2 times" in each or "3 times" in each for each in told[1:])
+
+
+COMPILED_STEP = """
+import torch
+torch.manual_seed(0)
+between = torch.nn.Sequential(torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.1))
+model = torch.nn.Sequential(torch.nn.Linear(4, 8), between, torch.nn.Linear(8, 1))
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+def update(loss):
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+@torch.compile(backend="eager")
+def step(model, x, scale):
+    loss = torch.sqrt((model(x) * scale) ** 2).mean()
+    {inside}
+    return loss
+for i in range(3):
+    loss = step(model, torch.randn(8, 4), float(i != 1))
+    {outside}
+print([float(x.nan_to_num(7).sum()) for x in model.state_dict().values()])
+print(torch.rand(1), optimizer.state[model[0].bias]["step"])
+"""
+
+
+@pytest.mark.tier(2)
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_compiled_function_that_runs_a_model_names_the_operation_of_a_gradient(
+    inside: bool, tmp_path: Path
+) -> None:
+    update = ("update(loss)", "pass")
+    program = COMPILED_STEP.format(inside=update[not inside], outside=update[inside])
+    plain = [sys.executable, "-c", program]
+    printed = subprocess.run(plain, capture_output=True, text=True, check=True).stdout
+    _, out, said = run(tmp_path, program)
+    assert out == printed
+    assert "op gradient of sqrt" in said.split("AnynanWarning: ")[1]
+    assert "loss = torch.sqrt((model(x) * scale) ** 2).mean()" in said
+    assert "[sqrt_gradient_at_zero]" in said
+    assert "1 bad in 3 steps" in said
 
 
 @pytest.mark.tier(2)

@@ -186,6 +186,7 @@ class Notes(FunctionMode):
         passes: The last backward passes.
         around: Called with each backward pass: before it with True, and behind it with False, and
             with what it gave.
+        inside: How many passes and calls run in which nothing is noted.
         refused: What a function that draws was given last and raised over.
         reads: Called with a tensor that is bad as the program looks at its value.
     """
@@ -203,14 +204,14 @@ class Notes(FunctionMode):
         self.passes: deque[Pass] = deque(maxlen=PASSES)
         self.around: Callable[[Notes, Pass, bool, Any], None] | None = None
         self.reads: Callable[[Notes, torch.Tensor], None] | None = None
-        self._bytes = self._copied = self._inside = 0
+        self._bytes = self._copied = self.inside = 0
         self._compiled = 0
 
     # In and out.
 
     def put(self) -> None:
         """Begin to note, or go on."""
-        if self.ended or self._compiled or self._inside:
+        if self.ended or self._compiled or self.inside:
             return
         modes = function_modes
         if not modes.count():
@@ -220,7 +221,7 @@ class Notes(FunctionMode):
 
     def take(self) -> bool:
         """Note no more; tell whether it did."""
-        return not self._inside and function_modes.remove(self)
+        return not self.inside and function_modes.remove(self)
 
     def compiled(self, begins: bool, number: int) -> None:
         """Stay away from compiled code, whose guards would see the mode."""
@@ -396,7 +397,7 @@ class Notes(FunctionMode):
             found = self._begun(args, kwargs)
         except Exception:  # noqa: BLE001  nothing is told of it then
             found = None
-        self._inside += 1
+        self.inside += 1
         told = self.around is not None
         try:
             if told:
@@ -405,7 +406,7 @@ class Notes(FunctionMode):
             if told:
                 self._tell(found, False, out)
         finally:
-            self._inside -= 1
+            self.inside -= 1
         if isinstance(out, tuple):
             for x in out:
                 if type(x) is _Tensor:
@@ -442,7 +443,7 @@ class Notes(FunctionMode):
     def _read(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """See a bad value that becomes a number, an answer or text."""
         out = func(*args, **kwargs)
-        if self.reads is None or self._inside:
+        if self.reads is None or self.inside:
             return out
         kind = type(out)
         x = args[0] if args else None
@@ -454,13 +455,13 @@ class Notes(FunctionMode):
         else:
             bad = kind is str and ("nan" in out or "inf" in out)
         if bad and type(x) is _Tensor:
-            self._inside += 1
+            self.inside += 1
             try:
                 self.reads(self, x)
             except Exception:  # noqa: BLE001  the program is not to fail by ours
                 return out
             finally:
-                self._inside -= 1
+                self.inside -= 1
         return out
 
     def _asked(self, x: Any) -> Any:
@@ -817,12 +818,15 @@ def quietly(real: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def apart() -> Iterator[None]:
-    """Note nothing inside."""
+    """Note nothing inside, whatever updates."""
     notes = away()
+    if notes is not None:
+        notes.inside += 1
     try:
         yield
     finally:
         if notes is not None:
+            notes.inside -= 1
             notes.put()
 
 

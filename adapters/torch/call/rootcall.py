@@ -21,7 +21,7 @@ from anynan.torch.private import casts, tree_map, version
 from anynan.torch.read.paths import inner
 
 if TYPE_CHECKING:
-    from anynan.torch.call.reached import Began
+    from anynan.torch.call.reached import Began, Reached
 
 
 # So many bytes of an input are copied, where a model writes into it.
@@ -57,6 +57,7 @@ class RootCall:
     began: "Began | None" = None
     alive: "weakref.ref[Alive] | None" = None
     sent: tuple[torch.nn.Module, Any] | None = None
+    reached: "Reached | None" = None
 
     @classmethod
     def now(
@@ -86,6 +87,11 @@ class RootCall:
     def fn(self) -> Any:
         """Give what was called; a model is not kept alive, and None once it is gone."""
         return self.target() if isinstance(self.target, weakref.ref) else self.target
+
+    @property
+    def of_function(self) -> bool:
+        """Tell whether a function was called, and no model."""
+        return not isinstance(self.target, weakref.ref)
 
     def lend(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Have a replay called with what keeps its items, where an argument is an iterator."""
@@ -126,8 +132,8 @@ class RootCall:
 
     def release(self) -> None:
         """Let go of what was called and its inputs: the graph of a kept output would hold them."""
-        self.args, self.kwargs, self.began, self.sent = (), {}, None, None
-        if not isinstance(self.target, weakref.ref):
+        self.args, self.kwargs, self.began, self.sent, self.reached = (), {}, None, None, None
+        if self.of_function:
             self.target = _released
         self.gradients = {}
         alive = None if self.alive is None else self.alive()

@@ -8,10 +8,10 @@ import torch
 
 from anynan._base.threads import busy_threads
 from anynan._reach.kept import Undo, assign, attempt, container_state, generator_state
-from anynan.torch.call.discovery import GENERATORS, OPEN, find_state, find_weights
+from anynan.torch.call.discovery import GENERATORS, OPEN, find_modules, find_state, find_weights
 from anynan.torch.call.models import Models
 from anynan.torch.call.randomstate import RandomState
-from anynan.torch.call.reached import Reached, reached_by_layers
+from anynan.torch.call.reached import reached_by_layers
 from anynan.torch.call.rootcall import RootCall
 from anynan.torch.call.state import State
 from anynan.torch.private import (
@@ -52,7 +52,6 @@ class Kept:
         models: Models,
         states: set[State],
         roots: list[RootCall],
-        reached: Reached | None,
         scaler: torch.amp.GradScaler | None,
     ) -> None:
         """Note what these calls may move, and take the gradients away.
@@ -61,7 +60,6 @@ class Kept:
             models: What is watched.
             states: The states of the threads that have a part in it.
             roots: The calls.
-            reached: What their code reaches.
             scaler: The loss scaler in use.
         """
         for state in states:
@@ -72,20 +70,20 @@ class Kept:
         self._restores.append(("the random numbers", RandomState.now().restore))
         for p in _parameters(models, roots):
             self.gradient(p)
-        for model in (*(model for _, model in models.living()), *models.scripted):
+        for model in {*_models(models, roots), *models.scripted}:
             for module in model.modules():
                 if isinstance(module, torch.jit.ScriptModule):  # what it holds is not Python's
                     for name, x in module.named_buffers(recurse=False):
                         self._restores.append((name, _content(x)))
                 else:
                     self._module(module)
-        busy = busy_threads()
+        busy, reached = busy_threads(), roots[0].reached if roots else None
         if reached is not None and busy:
             self.apart = next(iter(busy.values()))
         elif reached is not None:
             self._restores.append(("what the code reaches", reached.hold()))
             self._restores.append(("what layers reach", reached_by_layers(models).hold()))
-        if models.fn is not None:  # a model's own call runs none of these
+        if models.fn is not None or _of_functions(roots):  # a model's own call runs none of these
             for name, item in _stateful(models, roots, scaler):
                 if not isinstance(item, torch.amp.GradScaler):
                     self._stateful(name, item)
@@ -174,15 +172,27 @@ class Kept:
         self._restores.append((name, lambda: assign(vars(item), attributes)))
 
 
+def _of_functions(roots: list[RootCall]) -> list[RootCall]:
+    return [root for root in roots if root.of_function]
+
+
+def _models(models: Models, roots: list[RootCall]) -> set[torch.nn.Module]:
+    """List what is watched, and the other models that functions run."""
+    found = {model for _, model in models.living()}
+    for root in _of_functions(roots):
+        found.update(find_modules(root.fn, root.args, root.kwargs).values())
+    return found
+
+
 def _parameters(models: Models, roots: list[RootCall]) -> Iterable[torch.Tensor]:
     """List the leaves whose gradients the calls may change: the step's own, nobody else's."""
     found: dict[int, torch.Tensor] = {id(p): p for _, p in models.parameters()}
-    if models.fn is not None:
-        for optimizer in list(models.stepped):
-            for group in optimizer.param_groups:
-                found.update((id(p), p) for p in group["params"])
-        for root in roots:
-            found.update((id(p), p) for p in find_weights(root.fn).values())
+    for optimizer in list(models.stepped):
+        for group in optimizer.param_groups:
+            found.update((id(p), p) for p in group["params"])
+    for root in _of_functions(roots):
+        found.update((id(p), p) for p in find_weights(root.fn).values())
+        found.update((id(p), p) for model in _models(models, roots) for p in model.parameters())
     for root in roots:
         for _, x in models.inputs(root.fn, root.args, root.kwargs):
             if x.is_leaf and x.requires_grad:

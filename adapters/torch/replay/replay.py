@@ -194,7 +194,16 @@ class Replays:
         ]
 
     def _before_loss(self, state: State, reading: Reading) -> Replay:
-        """Run the model's call again where it gave -Inf: the loss is made outside of it."""
+        """Run the model's call again where it gave -Inf: the loss is made outside of it.
+
+        That of a compiled function which runs the model may make the loss itself.
+        """
+        root = state.root_of(reading.order)
+        if root is not None and root.of_function:
+            result = self.again(state, reading, [root])
+            if result.made:
+                self.tails.forget()
+                return result
         gave = _gave(state, reading)
         roots = [] if gave is None else _roots(state, gave)
         prior = None
@@ -332,7 +341,7 @@ class Replays:
             try:
                 # A gradient hook may have begun this, and in a thread that is not the step's.
                 states = {self._threads.state(), state}
-                kept.note(self._models, states, roots, self.reached, self._scalers.used)
+                kept.note(self._models, states, roots, self._scalers.used)
                 if self._models.fn is not None:
                     self._scalers.give_back(state.rows)
                 stack.enter_context(replay_context())
@@ -414,8 +423,8 @@ class Replays:
         watcher.within, watcher.called = Replays._run.__code__, root.source()
         with ExitStack() as stack:
             stack.callback(watcher.restore)
-            if self.reached is not None:
-                stack.enter_context(self.reached.again())
+            if root.reached is not None:
+                stack.enter_context(root.reached.again())
             stack.enter_context(root.modes())
             stack.enter_context(eager())
             stack.enter_context(forward_hooks_apart(model for _, model in self._models.living()))
@@ -435,7 +444,7 @@ class Replays:
                         interrupts.begin()
                         root.send()
                         out = root.fn(*root.args, **root.kwargs)
-                        if whole:
+                        if whole or (root.of_function and reading.phase != "backward"):
                             _results(watcher, out)
                         elif reading.phase == "backward":
                             _backward(root, out, result, together=together)

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from anynan._arrays.containers import leaves
 from anynan._base.interrupts import whole
 from anynan._steps.tracked import Tracked
 from anynan.torch.call.discovery import find_modules, in_arguments
@@ -16,11 +15,8 @@ from anynan.torch.call.models import Models
 from anynan.torch.call.state import State
 from anynan.torch.messages import NO_MODULE_FOUND, SCRIPTED
 from anynan.torch.private import task, version
-from anynan.torch.read.probes import DTYPE_NAME
-from anynan.torch.read.slots import site_of
-from anynan.torch.read.tensors import tensors
 from anynan.torch.session.session import Session, session_of
-from anynan.torch.step.hooks import WeightHook, keep_gradients, read_before
+from anynan.torch.step.hooks import WeightHook, keep_gradients
 from anynan.torch.weights.optimizers import Held, exact_site, gradient_site
 from anynan.torch.weights.scalers import in_use
 
@@ -138,7 +134,7 @@ class FunctionSession(Session):
             with nullcontext() if state.operations is None else state.operations.watching():
                 result = fn(*args, **kwargs)
             self.steps.take(state)
-            self._read_result(state, result)
+            self.read_result(state, result)
             self._read_gradients(state)
             if self.options.parameters and state.rows is not None:
                 self.steps.write_weights(state, state.rows)
@@ -263,34 +259,7 @@ class FunctionSession(Session):
         """Read what the step that runs is about to differentiate, which it need not return."""
         state = self.threads.state()
         if state.depth and not state.idle:
-            self._read_result(state, loss)
-
-    def _read_result(self, state: State, result: Any) -> None:
-        rows = state.rows
-        if rows is None or rows.failed is not None:
-            return
-        for name, x in tensors(result, "result", objects=True):
-            if x.dtype in DTYPE_NAME:
-                one = x.numel() == 1
-                phase: Any = "loss" if one else "forward"
-                label = "loss" if name == "result" and one else name
-                site = site_of(self.tracker.judge.monitor, None, phase, label, x)
-                known = read_before(state, rows, x)
-                if known is None:
-                    self.steps.write(state, rows, site, 0, x)
-                else:
-                    rows.add(site, 0, *known)
-        for name, x in leaves(result, "result"):
-            if isinstance(x, float):
-                site = self.tracker.judge.monitor.site(
-                    None, "loss", "loss" if name == "result" else name, "float64", None
-                )
-                if state.slots.deferred:
-                    state.slots.read()
-                rows.add(site, 0, x, x)
-                if not (-site.limit <= x <= site.limit):
-                    value = torch.tensor(x, dtype=torch.float64, device="cpu")
-                    self.steps.flag(state, rows, rows.last, value)
+            self.read_result(state, loss)
 
     def enter_root(self, module: Any, args: Any, kwargs: Any, path: str) -> None:
         """Keep what a model's own call is given: it can be run again where the step can not."""

@@ -2,6 +2,7 @@
 
 import sys
 import weakref
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -14,6 +15,7 @@ from anynan.errors import AnomalyError
 from anynan.torch.call import noted
 from anynan.torch.call.growth import registered
 from anynan.torch.call.models import Models
+from anynan.torch.call.reached import Reached
 from anynan.torch.call.rootcall import RootCall
 from anynan.torch.call.state import State
 from anynan.torch.graphs.compiler import whole
@@ -67,7 +69,29 @@ class ModelSession(Session):
         self._joined.add(module)
         self.layers.hook(name, module)
 
-    def enter_root(self, module: Any, args: Any, kwargs: Any, path: str) -> None:
+    def through(
+        self, fn: Any, run: Callable[..., Any], reached: Reached, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Call a compiled function that runs the model: to a replay it is the model's own call.
+
+        Args:
+            fn: The function as it was before.
+            run: What is called.
+            reached: What its code reaches.
+            args: With what.
+            kwargs: By name.
+        """
+        out = None
+        self.enter_root(fn, args, kwargs, "", reached if self.options.replay else None)
+        try:
+            out = run(*args, **kwargs)
+        finally:
+            self.exit_root(fn, args, out)
+        return out
+
+    def enter_root(
+        self, module: Any, args: Any, kwargs: Any, path: str, reached: Reached | None = None
+    ) -> None:
         """Begin a root call: end the step before it if that is over, read the inputs."""
         state = self.threads.own.state or self.threads.state()
         if self.replays.lock.locked():
@@ -88,9 +112,9 @@ class ModelSession(Session):
             if module not in self._joined and self._over(state, path):
                 self.steps.close(state)
         if state.rows is None and is_compiler_loaded():
-            p = next((p for p in module.parameters() if not is_lazy(p)), None)
+            p = next((p for _, p in self.models.parameters() if not is_lazy(p)), None)
             state.weight = None if p is None else (weakref.ref(p), version(p))
-        self.start_root(state, module, path, args, kwargs)
+        self.start_root(state, module, None if reached else path, args, kwargs, reached)
         if state.operations is not None:
             state.operations.begin()
 
@@ -137,12 +161,15 @@ class ModelSession(Session):
         self.writes = self.writes or (not again and root.changed())
         if root.grad and not torch.is_grad_enabled():
             state.trained = True  # checkpointed as a whole: the graph comes when it runs again
+        if root.of_function:
+            self.read_result(state, output)
         state.trained = keep_gradients(self.steps, state, root, output) or state.trained
         if state.trained and not again:
             self._note_on(output)
         if (
             self.options.level != "step"
             and len(state.calls) < 2
+            and not root.of_function
             and next(module.children(), None) is not None
             and not self.graphs.ran_now()
         ):
@@ -177,6 +204,8 @@ def _running(module: Any, root: RootCall | None) -> bool:
 
     A compiled module's call is one of the module it was made of.
     """
+    if root is not None and root.of_function:  # it ends by itself, whatever comes
+        return True
     calls, mine = 0, original(module)
     outer = mine if root is None or root.fn is None else original(root.fn)
     frame: FrameType | None = sys._getframe(1)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from anynan._arrays.containers import leaves
 from anynan._base.interrupts import whole
 from anynan._calls.collector import Collector
 from anynan._diagnosis.evidence import BadParameter, ReplayError
@@ -21,6 +22,7 @@ from anynan._steps.tracked import Tracked
 from anynan.errors import AnomalyError
 from anynan.torch.call import noted
 from anynan.torch.call.models import Models, given
+from anynan.torch.call.reached import Reached
 from anynan.torch.call.rootcall import RootCall
 from anynan.torch.call.state import State
 from anynan.torch.call.threads import Threads
@@ -29,12 +31,14 @@ from anynan.torch.graphs.graphs import Graphs
 from anynan.torch.read import probes
 from anynan.torch.read.probes import DTYPE_NAME, FLOAT8, local, same_memory
 from anynan.torch.read.slots import site_of
+from anynan.torch.read.tensors import tensors
 from anynan.torch.replay.collectives import world
 from anynan.torch.replay.names import node_name
 from anynan.torch.replay.operations import Operations
 from anynan.torch.replay.replay import Replays
 from anynan.torch.replay.saving import host
 from anynan.torch.session.layers import Layers
+from anynan.torch.step.hooks import read_before
 from anynan.torch.step.steps import Steps
 from anynan.torch.update.updates import Updates
 from anynan.torch.weights.optimizers import Optimizers
@@ -173,8 +177,9 @@ class Session(BaseAdapter):
         raise NotImplementedError
 
     def start_root(
-        self, state: State, fn: Callable[..., Any], layer: str | None, args: Any, kwargs: Any
-    ) -> RootCall:
+        self, state: State, fn: Callable[..., Any], layer: str | None, args: Any, kwargs: Any,
+        reached: Reached | None = None,
+    ) -> RootCall:  # fmt: skip
         """Remember a root call for a replay, and read its inputs."""
         rows = state.rows
         if rows is None:
@@ -182,7 +187,7 @@ class Session(BaseAdapter):
         elif not rows.holding:  # what opened it may have been an evaluation
             self.ranks.begin(state, rows)
         named = list(self.models.inputs(fn, args, kwargs))
-        root = state.root = self.note_call(state, fn, args, kwargs, [x for _, x in named])
+        root = state.root = self.note_call(state, fn, args, kwargs, [x for _, x in named], reached)
         if self.tracker.judge.level == "operation":
             with state.aside():
                 if state.operations is None:
@@ -213,19 +218,48 @@ class Session(BaseAdapter):
             return behind or found
         return found
 
+    def read_result(self, state: State, result: Any) -> None:
+        """Read what a function returned, or its loss."""
+        rows = state.rows
+        if rows is None or rows.failed is not None:
+            return
+        for name, x in tensors(result, "result", objects=True):
+            if x.dtype in DTYPE_NAME:
+                one = x.numel() == 1
+                phase: Any = "loss" if one else "forward"
+                label = "loss" if name == "result" and one else name
+                site = site_of(self.tracker.judge.monitor, None, phase, label, x)
+                known = read_before(state, rows, x)
+                if known is None:
+                    self.steps.write(state, rows, site, 0, x)
+                else:
+                    rows.add(site, 0, *known)
+        for name, x in leaves(result, "result"):
+            if isinstance(x, float):
+                site = self.tracker.judge.monitor.site(
+                    None, "loss", "loss" if name == "result" else name, "float64", None
+                )
+                if state.slots.deferred:
+                    state.slots.read()
+                rows.add(site, 0, x, x)
+                if not (-site.limit <= x <= site.limit):
+                    value = torch.tensor(x, dtype=torch.float64, device="cpu")
+                    self.steps.flag(state, rows, rows.last, value)
+
     def note_call(
         self, state: State, fn: Callable[..., Any], args: Any, kwargs: Any,
-        values: list[torch.Tensor],
+        values: list[torch.Tensor], reached: Reached | None = None,
     ) -> RootCall:  # fmt: skip
         """Take what a second run of a call will need; the tensors among its arguments, too."""
         root = RootCall.now(fn, tuple(args), dict(kwargs), values, state.calls)
         if self.writes:
             root.set_apart()
-        if self.replays.reached is not None:
+        root.reached = reached or self.replays.reached
+        if root.reached is not None:
             # Tensors hold nothing else; the rest is looked through by name.
             only = not kwargs and all(type(x) is torch.Tensor for x in args)
             named = [] if only else given(fn, args, kwargs)
-            root.began = self.replays.reached.begin(self.models, named)
+            root.began = root.reached.begin(self.models, named)
         return root
 
     def look_back(self, state: State, error: BaseException) -> None:

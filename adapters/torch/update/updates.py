@@ -234,12 +234,13 @@ class Updates:
 
     def _end_replay(self, state: State, optimizer: torch.optim.Optimizer) -> None:
         """Make no update in a second run; it ends here where the first had come no further."""
-        if self.models.fn is not None or self.optimizers.held(optimizer).parameters:
-            # Else the weights are those after the update, and what comes then took them so; in
-            # the middle of a backward pass there is more to see, too.
-            if task() == state.base and not (self.models.fn is not None and state.updated):
-                raise StopReplay
-            _drop_gradients(optimizer)
+        ours = self.models.fn is not None or bool(self.optimizers.held(optimizer).parameters)
+        # Else the weights are those after the update, and what comes then took them so; in the
+        # middle of a backward pass there is more to see, too.
+        updated = self.models.fn is not None and state.updated
+        if ours and task() == state.base and not updated:
+            raise StopReplay
+        _drop_gradients(optimizer)
 
 
 def _drop_gradients(optimizer: torch.optim.Optimizer) -> None:
