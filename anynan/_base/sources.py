@@ -47,6 +47,7 @@ def is_demo(file: str) -> bool:
     return os.path.basename(file) == "demo.py" and _in_anynan(file)
 
 
+@lru_cache(maxsize=4096)
 def is_anynans(file: str) -> bool:
     """Tell whether a file's frames are anynan's own, and no demo's."""
     return _in_anynan(file) and not is_demo(file)

@@ -89,15 +89,15 @@ def light(x: Any) -> Summary:
 def flagged(blank: Summary, lo: float, hi: float) -> Summary:
     """Add to a summary what an array's two ends tell."""
     finite = math.isfinite(lo) and math.isfinite(hi)
-    return replace(
-        blank,
+    return Summary(
+        blank.shape, blank.dtype, blank.device, blank.size,
         nan=int(lo != lo),
         posinf=int(hi == math.inf),
         neginf=int(lo == -math.inf),
         min=lo if math.isfinite(lo) else None,
         max=hi if math.isfinite(hi) else None,
         absmax=max(abs(lo), abs(hi)) if finite else None,
-    )
+    )  # fmt: skip
 
 
 def at_first_nan(summary: Summary, view: np.ndarray | None) -> Summary:

@@ -141,22 +141,23 @@ class Replays:
             if found is None:
                 raise
             return found
+        made = result.made
         if not (result.sinks or result.notes or state.in_step):
             found = found or self.tails.changed(state.thread.ident, reading, remade)
-        if found is not None and not result.made:
+        if found is not None and not made:
             return found
         self.tails.forget()
         if reading.phase == "forward" and not state.in_step and reading.kind == "posinf":
             prior = self._before_module(state, reading, roots)
             if prior is not None:
                 return prior
-        if reading.phase == "forward" and not state.in_step and not result.made:
+        if reading.phase == "forward" and not state.in_step and not made:
             given = roots[0].living() + self._used(result)
             found = self.tails.before(state.thread.ident, reading, given)
             if found is not None:
                 return found
         written = (x for root in roots if root.changed() for x in root.living())
-        if reading.phase == "forward" and not result.made and any(map(nonfinite, written)):
+        if reading.phase == "forward" and not made and any(map(nonfinite, written)):
             raise ReplayError(REPLAY_INPUT_CHANGED())  # bad as it is now, by the call itself
         beyond = self._beyond(state, reading) if result.incoming and not result.sinks else []
         if beyond:  # what came in bad may have been made in the part that took what this one gave

@@ -112,7 +112,8 @@ class ModelSession(Session):
             if module not in self._joined and self._over(state, path):
                 self.steps.close(state)
         if state.rows is None and is_compiler_loaded():
-            p = next((p for _, p in self.models.parameters() if not is_lazy(p)), None)
+            weights = (p for _, model in self.models.living() for p in model.parameters())
+            p = next((p for p in weights if not is_lazy(p)), None)
             state.weight = None if p is None else (weakref.ref(p), version(p))
         self.start_root(state, module, None if reached else path, args, kwargs, reached)
         if state.operations is not None:
