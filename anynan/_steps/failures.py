@@ -25,7 +25,8 @@ _TRAINING = ("loss", "backward", "parameter", "optimizer")
 
 # What says so in the words of NumPy, SciPy, scikit-learn, PyTorch, JAX and TensorFlow.
 _NAMES = re.compile(
-    r"(?<!\w)(nans?|[+-]?infs?|infinity|infinities|non-?finite|not finite)(?!\w)", re.IGNORECASE
+    r"(?<!\w)(nans?|[+-]?infs?|infinity|infinities|non-?finite|not finite|invalid numeric)(?!\w)",
+    re.IGNORECASE,
 )
 _QUOTED = re.compile(r"(?<!\w)(['\"])[^'\"\n]*\1(?!\w)")
 # These speak of names and files.

@@ -142,6 +142,23 @@ def test_an_exception_that_names_nan_is_told_its_operation(tmp_path: Path) -> No
     assert sample in said
 
 
+def test_a_matching_that_scipy_refuses_is_told_its_operation(tmp_path: Path) -> None:
+    program = """
+    import torch
+    from scipy.optimize import linear_sum_assignment
+    model = torch.nn.Linear(4, 2)
+    def match(boxes, targets):
+        cost = torch.cdist(boxes, targets) * 0 / targets.new_zeros(3)
+        return linear_sum_assignment(cost.numpy())
+    with torch.no_grad():
+        match(model(torch.ones(5, 4)), torch.ones(3, 2))
+    """
+    status, _, said = run(tmp_path, program)
+    assert status == 1
+    assert "op divide" in said
+    assert "cost = torch.cdist(boxes, targets) * 0 / targets.new_zeros(3)" in said
+
+
 def test_a_transform_of_data_is_no_model(tmp_path: Path) -> None:
     program = """
     import torch

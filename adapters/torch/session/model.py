@@ -81,17 +81,18 @@ class ModelSession(Session):
             args: With what.
             kwargs: By name.
         """
-        out = None
-        self.enter_root(fn, args, kwargs, "", reached if self.options.replay else None)
+        out, self.reaching = None, reached if self.options.replay else None
+        try:
+            self.enter_root(fn, args, kwargs, "")
+        finally:
+            self.reaching = None
         try:
             out = run(*args, **kwargs)
         finally:
             self.exit_root(fn, args, out)
         return out
 
-    def enter_root(
-        self, module: Any, args: Any, kwargs: Any, path: str, reached: Reached | None = None
-    ) -> None:
+    def enter_root(self, module: Any, args: Any, kwargs: Any, path: str) -> None:
         """Begin a root call: end the step before it if that is over, read the inputs."""
         state = self.threads.own.state or self.threads.state()
         if self.replays.lock.locked():
@@ -115,7 +116,7 @@ class ModelSession(Session):
             weights = (p for _, model in self.models.living() for p in model.parameters())
             p = next((p for p in weights if not is_lazy(p)), None)
             state.weight = None if p is None else (weakref.ref(p), version(p))
-        self.start_root(state, module, None if reached else path, args, kwargs, reached)
+        self.start_root(state, module, None if self.reaching else path, args, kwargs)
         if state.operations is not None:
             state.operations.begin()
 

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import re
 import sys
 import weakref
 from collections.abc import Callable, Sequence
@@ -23,6 +22,7 @@ from anynan._everywhere import Found
 from anynan._readings.readings import Reading
 from anynan._readings.step import Step
 from anynan._steps.adapter import BaseAdapter
+from anynan._steps.failures import names_bad
 from anynan._steps.tracked import Tracked
 from anynan.options import Options
 from anynan.torch.call import noted
@@ -48,7 +48,6 @@ NAME = "the program"
 # So many lines that read numbers which are bad are looked into.
 MOST = 3
 Suspect = tuple[Reading, torch.Tensor, Any]
-_NAMES = re.compile(r"\b(nan|inf|infinite|not finite|non-finite)\b", re.IGNORECASE)
 
 
 class Program(BaseAdapter):
@@ -321,7 +320,7 @@ def _computed(reading: Reading, x: torch.Tensor, seen: Replay | None) -> bool:
 
 def _named_by(error: BaseException, refused: Any) -> torch.Tensor | None:
     """Give the bad tensor for which the program ended with an exception that names NaN."""
-    if not _NAMES.search(str(error)):
+    if not names_bad(error):
         return None
     for through in reversed(tracebacks.frames(error)):
         for name, value in list(through.tb_frame.f_locals.items()):

@@ -68,6 +68,7 @@ class Session(BaseAdapter):
         self.optimizers = Optimizers(tracker.judge.monitor, models)
         self.weights = Weights(tracker.judge.monitor, models, self.optimizers)
         self.replays = Replays(models, self.threads, self.graphs, self.scalers)
+        self.reaching: Reached | None = None  # what a function that is about to run reaches
         self.writes = False  # whether the model was seen to write into what it is given
         self.ranks = Ranks(tracker, models, self.replays)
         self.steps = Steps(
@@ -177,9 +178,8 @@ class Session(BaseAdapter):
         raise NotImplementedError
 
     def start_root(
-        self, state: State, fn: Callable[..., Any], layer: str | None, args: Any, kwargs: Any,
-        reached: Reached | None = None,
-    ) -> RootCall:  # fmt: skip
+        self, state: State, fn: Callable[..., Any], layer: str | None, args: Any, kwargs: Any
+    ) -> RootCall:
         """Remember a root call for a replay, and read its inputs."""
         rows = state.rows
         if rows is None:
@@ -187,7 +187,7 @@ class Session(BaseAdapter):
         elif not rows.holding:  # what opened it may have been an evaluation
             self.ranks.begin(state, rows)
         named = list(self.models.inputs(fn, args, kwargs))
-        root = state.root = self.note_call(state, fn, args, kwargs, [x for _, x in named], reached)
+        root = state.root = self.note_call(state, fn, args, kwargs, [x for _, x in named])
         if self.tracker.judge.level == "operation":
             with state.aside():
                 if state.operations is None:
@@ -248,13 +248,13 @@ class Session(BaseAdapter):
 
     def note_call(
         self, state: State, fn: Callable[..., Any], args: Any, kwargs: Any,
-        values: list[torch.Tensor], reached: Reached | None = None,
+        values: list[torch.Tensor],
     ) -> RootCall:  # fmt: skip
         """Take what a second run of a call will need; the tensors among its arguments, too."""
         root = RootCall.now(fn, tuple(args), dict(kwargs), values, state.calls)
         if self.writes:
             root.set_apart()
-        root.reached = reached or self.replays.reached
+        root.reached = self.reaching or self.replays.reached
         if root.reached is not None:
             # Tensors hold nothing else; the rest is looked through by name.
             only = not kwargs and all(type(x) is torch.Tensor for x in args)
