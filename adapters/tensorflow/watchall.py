@@ -67,7 +67,9 @@ class Wide(Session):
     def others(self) -> bool:
         """Tell whether another session is at work: what runs then is its own."""
         states = [session.state for session in SEAMS.sessions if session is not self]
-        return any(s.depth or s.held or s.replaying or s.frame is not None for s in states)
+        return any(
+            s.depth or s.held or s.fits or s.replaying or s.frame is not None for s in states
+        )
 
     def runs(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Tell whether a compiled function that is called is a step of the program's own."""

@@ -50,7 +50,7 @@ def takes_along(error: BaseException) -> bool:
 
 
 # Causes of a fault that code made which nobody watches.
-_CAME = ("bad_input", "bad_label", "written_constant", "unknown")
+_CAME = ("bad_input", "bad_label", "bad_parameter", "written_constant", "unknown")
 
 
 def _with_numpy(event: Event) -> Event:

@@ -347,3 +347,31 @@ def test_a_gradient_that_the_program_gives_is_opened(compiled):
     (event,) = found.bad()
     assert (event.operation.name, event.cause.tag) == ("divide", "divide_by_zero")
     assert event.operation.source.line == line(__file__, "given slope")
+
+
+def test_what_the_program_writes_between_steps_is_not_put_to_the_optimizer():
+    found = Found()
+    end = watch_everything(Options(action="record"), found)
+    net, optimizer = model(), keras.optimizers.SGD()
+    try:
+        for _ in range(2):
+            train(net, tf.reduce_mean, optimizer)
+            net.set_weights([np.full_like(w, np.inf) for w in net.get_weights()])
+    finally:
+        end()
+    (event,) = found.bad()
+    assert (event.phase, event.step, event.cause.tag) == ("parameter", 1, "bad_parameter")
+
+
+def test_a_metric_of_a_model_that_fit_trains_is_not_read_beside_it():
+    found = Found()
+    end = watch_everything(Options(action="record"), found)
+    net = model()
+    net.compile("sgd", lambda y, out: tf.sqrt(out * 0 - 1.0), metrics=["mae"])
+    try:
+        net.fit(X, X[:, :1], verbose=0)
+        net.evaluate(X, X[:, :1], verbose=0)
+    finally:
+        end()
+    assert [event.operation.name for event in found.bad()] == ["sqrt"]
+    assert "1 bad in 2 steps" in found.lines()[0], found.lines()

@@ -135,8 +135,10 @@ class State(threading.local):
     gradients: Frame | None = None
     open: bool = False
     held: bool = False
+    fits: bool = False  # whether a compiled function of Keras's runs batches of its model
     has_loss: bool = False  # whether Keras computed one in the step that it evaluates
     updated: bool = False
+    by_hand: set[str | None] = field(default_factory=set)  # weights that were written between steps
     after: bool = False
     inline: bool = False
     xla: bool = False

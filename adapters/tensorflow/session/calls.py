@@ -191,13 +191,15 @@ class Calls(Part):
             self.flush(frame, backward=False)
 
     def metric(
-        self, run: Callable[..., Any], _: Any, values: Any, *args: Any, **kwargs: Any
+        self, run: Callable[..., Any], metric: Any, values: Any, *args: Any, **kwargs: Any
     ) -> Any:
         """Read what a metric adds up in a graph that asks for no gradient: the loss of a test."""
         out = run(values, *args, **kwargs)
         state, graph = self._state, here()
         asked = state.tapes or (state.gradients is not None and state.gradients.graph is graph)
-        if graph is not None and not asked and self._layers.model() is None:
+        if graph is None or asked or self._layers.model() is not None:
+            return out
+        if not self._builds(metric, graph, None, (), {}):
             frame = state.collect(graph)
             for label, x in tensors(values, "loss"):
                 frame.take(x, None, "loss", label)

@@ -330,7 +330,11 @@ class ModelSession(Session):
             self.grow()
             self._built = self.layers.whole()
         if fn is None or state.depth:
-            return run()
+            before, state.fits = state.fits, True
+            try:
+                return run()
+            finally:
+                state.fits = before
         if state.open:
             steps.end()
         steps.open(steps.of(fn, args, {}))

@@ -227,6 +227,7 @@ class Steps(Part):
                         tracker.judge.updated(rows.number)
         finally:
             state.step, state.roots, state.grown = None, [], []
+            state.by_hand.clear()
         if error is not None:
             raise error
 

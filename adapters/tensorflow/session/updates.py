@@ -109,6 +109,8 @@ class Updates(Part):
         if graph is None:
             if self._held.gated and state.backward and self._steps.rows().skip:
                 return variable
+            if not state.backward:
+                state.by_hand.add(name)
             state.updated = state.updated or state.backward
             return run(*args, **kwargs)
         if not self._held.gated:
@@ -166,7 +168,8 @@ class Updates(Part):
         for item in self._weights.bad(self._began()):
             held, settings = self._kept_for(self._weights.variable(item.name))
             gradient = None if rows is None else _gradient(rows, item)
-            found.append(replace(item, state=held, gradient=gradient, settings=settings))
+            mine = item.name not in self._state.by_hand
+            found.append(replace(item, held=mine, state=held, gradient=gradient, settings=settings))
         return found
 
     def is_bad(self, name: str) -> bool:
