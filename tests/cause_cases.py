@@ -376,6 +376,7 @@ FIRES: dict[str, list[Situation]] = {
         case(op("multiply", self=1.0, other=Operand("other", held(NAN), NAN, source="constant"))),
         case(op("multiply", self=0.0, other=TOO_LARGE, dtype="float16", text="x * 1e5")),
         case(op("add", INF, self=0.0, other=TOO_LARGE, dtype="float16", text="x + 1e5")),
+        case(op("multiply", self=0.0, other=held(1e48, dtype="float")), jump="it grew"),
     ],
     "unknown": [
         case(),

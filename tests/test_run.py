@@ -395,6 +395,7 @@ def test_what_the_models_made_was_fine_and_the_program_died_of_what_came_after(
     (tmp_path / "p.py").write_text(MASKED)
     done = python("-m", "anynan", "run", "p.py", cwd=tmp_path)
     assert "died of NaN or Inf: ValueError at p.py:7 in act: return Categorical(" in done.stderr
+    assert "p.py:7: AnynanWarning: " in done.stderr, "told after the program ended, at its line"
     assert "nothing went bad" not in done.stderr
     assert "anynan: Sequential: nothing bad was read in 1 step" in done.stderr
     assert "subtract at p.py:7: Inf minus Inf is NaN" in done.stderr

@@ -6,11 +6,15 @@ import warnings
 from types import FrameType
 
 from anynan._base.sources import is_library, is_own
+from anynan._base.tracebacks import last_own
 from anynan.errors import AnynanWarning
 
 blanket = [True]
 """Whether the program's filters of all warnings hold for anynan's, too: under ``anynan run`` only
 those do that name them."""
+
+ended_by: list[BaseException] = []
+"""The exception that ended the program: what is told after it has the line that it left."""
 
 
 def warn(text: str, category: type[Warning] = AnynanWarning) -> None:
@@ -57,4 +61,5 @@ def _where(start: FrameType) -> FrameType:
         if foreign is None and not is_own(frame):
             foreign = frame
         frame = frame.f_back
-    return foreign or start
+    left = next(map(last_own, ended_by), None)
+    return foreign or start if left is None else left.tb_frame

@@ -16,7 +16,7 @@ from anynan._diagnosis.rules.evidence import (
     seen,
     told,
 )
-from anynan._diagnosis.rules.overflow import OVERFLOWING
+from anynan._diagnosis.rules.overflow import OVERFLOWING, too_large
 from anynan._diagnosis.rules.situation import ANY, BACKWARD, Rule, Situation, Wording
 from anynan.events import NON_FINITE, STATE
 
@@ -349,7 +349,7 @@ def _jump(s: Situation) -> str:
 def _climb(s: Situation) -> str | None:
     if s.record is not None and s.record.wide is not None and s.dtype == "float16":
         return None  # that the value fits float32 is the better story
-    if not _overflowed(s):
+    if not _overflowed(s) or too_large(s):
         return None
     if s.jump:
         return f"{s.jump}; then {s.operation} overflowed {s.dtype}"

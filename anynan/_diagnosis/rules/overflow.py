@@ -274,7 +274,7 @@ def _exp_wording(s: Situation) -> Wording | None:
 
 
 def _overflow(s: Situation) -> str | None:
-    if s.record is None or not finite_operands(s):
+    if s.record is None or not finite_operands(s) or too_large(s):
         return None
     limit = limits(s.dtype)[0]
     top = largest(s)
@@ -357,16 +357,11 @@ def _overflow_wording(s: Situation) -> Wording | None:
 
 
 def _written(s: Situation) -> str | None:
-    item = next(
-        (
-            item
-            for item in s.operands
-            if item.source == "constant" and item.summary is not None and item.summary.bad
-        ),
-        None,
-    )
-    arithmetic = s.made("nan") and item is not None and item.summary and not item.summary.nan
-    if item is None or (arithmetic and not _too_large(s)):
+    constants = (item for item in s.operands if item.source == "constant")
+    item = next((item for item in constants if item.summary and item.summary.bad), None)
+    if item is None or (s.made("nan") and item.summary and not item.summary.nan):
+        item = too_large(s)  # else arithmetic with it explains more
+    if item is None:
         return None
     return f"{called(s, item) or 'an operand'} is the constant {literal(item.value)}"
 
@@ -374,23 +369,31 @@ def _written(s: Situation) -> str | None:
 _LITERAL = re.compile(r"nan|inf", re.IGNORECASE)
 
 
-def _too_large(s: Situation) -> bool:
-    """Tell whether the line uses a constant that is Inf in float16 and spells no Inf: 1e5, -1e9."""
-    if s.dtype != "float16" or not s.line or _LITERAL.search(s.line.partition("#")[0]):
-        return False
-    return any(item.source == "constant" and infinite(item.summary) for item in s.operands)
+def too_large(s: Situation) -> Operand | None:
+    """Give a number of the code's that becomes Inf in the dtype, though no Inf is spelt.
+
+    Some frameworks make an array of it, which is Inf in float16 from 65,520 on. Others compute with
+    the number itself, in float32 at least.
+    """
+    top = max(limits(s.dtype)[0], limits("float32")[0])
+    made = s.dtype == "float16" and s.line and not _LITERAL.search(s.line.partition("#")[0])
+    for item in s.operands:
+        x = item.summary
+        plain = x is not None and x.dtype in ("float", "int") and (x.absmax or 0) > top
+        if plain or (made and item.source == "constant" and infinite(x)):
+            return item
+    return None
 
 
 def _elsewhere(s: Situation) -> Wording | None:
     """Tell of a number that the line uses and does not spell."""
+    if too_large(s):
+        return Wording(
+            "a constant of the code is beyond {limit}, the largest {dtype}, and becomes Inf",
+            "write a smaller number, -1e4 for a mask, or compute this in a wider dtype",
+        )
     if not s.line or _LITERAL.search(s.line.partition("#")[0]):
         return None
-    if _too_large(s):
-        return Wording(
-            "a constant of the code is Inf in {dtype}: what is beyond {limit}, the largest "
-            "{dtype}, becomes so",
-            "write a smaller number, -1e4 for a mask, or compute this in float32",
-        )
     return Wording(
         "this {kind} came as a plain number or a constant: the code writes it elsewhere, or "
         "computed it where nothing is watched (.item(), NumPy, Python's own numbers)",
@@ -438,7 +441,7 @@ RULES = (
     ),
     Rule(
         "zero_times_inf",
-        lambda s: None if _too_large(s) else _zero_times_inf(s),
+        lambda s: None if too_large(s) else _zero_times_inf(s),
         "0 times Inf is NaN",
         "keep the Inf out of this product: where(isfinite(x), x, 0) before it, or use a large "
         "finite number such as -1e4",
