@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from itertools import islice, takewhile
+from pathlib import Path
 from types import CodeType
 from typing import Any, NamedTuple
 
@@ -57,6 +58,12 @@ class Call(NamedTuple):
     code: CodeType
     at: int
     size: int
+
+    @property
+    def place(self) -> str:
+        """Give the line that made it."""
+        line, *_ = next(islice(self.code.co_positions(), self.at // 2, None))
+        return f"{Path(self.code.co_filename).name}:{line}"
 
     def run(self) -> tuple[Callable[..., Any], list[Any]]:
         """Give a function that makes the call once more, in its line, and the arrays it takes."""

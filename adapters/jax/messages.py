@@ -43,6 +43,11 @@ NAN_GIVEN = Message(
     "nan-given",
     "what made the NaN that {name} was given: anynan.jax.track(the function that makes it)",
 )
+WENT_ON = Message(
+    "went-on",
+    "a number was NaN or Inf as it was read, at {place}, and the program went on with other steps: "
+    "{origin} made it",
+)
 COMPILED_AHEAD = Message(
     "compiled-ahead",
     "what you compile by {name}.lower(...).compile(): call {name} itself",

@@ -24,7 +24,7 @@ from anynan._steps.messages import GIVEN_BY_ANOTHER
 from anynan._steps.tracked import inside
 from anynan.errors import AnomalyError
 from anynan.jax.eager import ARRAYS, Call, Calls, bad, held
-from anynan.jax.messages import CHECKED_BY_PROGRAM, COMPILED_AHEAD, EAGER_CALLS, NAN_GIVEN
+from anynan.jax.messages import CHECKED_BY_PROGRAM, COMPILED_AHEAD, EAGER_CALLS, NAN_GIVEN, WENT_ON
 from anynan.jax.program import signature
 from anynan.jax.program.trace import eager as eager_now
 from anynan.jax.program.trace import staged, traced, tracing, under_way
@@ -159,8 +159,13 @@ def watch_all(options: Options, found: Found) -> Callable[[], None]:
     return undo
 
 
-def _goes_on() -> None:
-    """Forget what was read before a step: the program goes on from it."""
+def _goes_on(found: Found) -> None:
+    """Forget what was read before a step: the program goes on from it, which is said once."""
+    known = any("[went-on]" in note for note in found.notes)
+    for file, line, call in _read if not known else ():
+        if call is not None:
+            place = f"{Path(file).name}:{line}"
+            found.notes.append(WENT_ON(place=place, origin=call.place))
     _read.clear()
     _calls.goes_on()
 
@@ -348,7 +353,7 @@ class Watched:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call it, as one step."""
-        _goes_on()
+        _goes_on(self._found)
         if self._alone or tracing():  # a tracked function that calls it sees all of it
             return self._fn(*args, **kwargs)
         tracker = self._tracker or self._track()
@@ -449,7 +454,7 @@ class Eager(Watched):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call it, and look at what it gives."""
-        _goes_on()
+        _goes_on(self._found)
         given = tree_util.tree_leaves((args, kwargs))
         if self._alone or tracing() or traced(given) or staged():
             return (self._slope or self._fn)(*args, **kwargs)
@@ -541,8 +546,12 @@ def once(call: Call, options: Options, found: Found, came: Iterable[Any] = ()) -
     maker = Eager(run, options, found, run)
     tracker = maker.shared()
     session, step = cast("Session", inside(tracker).judge.adapter), inside(tracker).judge.step
+    told = tracker.count("bad")
     maker.again(tracker, session, arrays, {})
-    session.remember(came, step)
+    if (
+        tracker.count("bad") > told
+    ):  # -Inf may be a mask; what comes of it is told where it does harm
+        session.remember(came, step)
 
 
 def _outside(options: Options, found: Found, given: list[Any]) -> None:

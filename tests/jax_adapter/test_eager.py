@@ -37,6 +37,7 @@ def test_a_number_that_is_bad_as_it_is_read_is_told_unless_a_step_comes_after_it
     end()
     told = [event.operation.source.text for event in found.bad()]
     assert told == ["read(jnp.log(-jnp.ones(())))"] * (not goes_on)
+    assert sum("went on with other steps: test_eager.py:" in x for x in found.notes) == goes_on
     assert not found.harms
     assert jax.Array.__subclasses__()[0].__float__ is plain
 
@@ -242,3 +243,11 @@ def test_a_mask_of_missing_values_is_no_decision():
     end()
     assert not found.harms
     assert not any("test_watchall.py" in line for line in found.lines())
+
+
+def test_weights_that_are_made_minus_infinite_are_told_where_they_do_harm(found):
+    w = jnp.array([-0.4, -0.4]) / jnp.zeros(2)
+    step = jax.jit(lambda w: w - jax.grad(lambda w: jnp.exp(-(w**2)).sum())(w))
+    for _ in range(2):
+        w = step(w)
+    assert found.bad()
