@@ -546,12 +546,8 @@ def once(call: Call, options: Options, found: Found, came: Iterable[Any] = ()) -
     maker = Eager(run, options, found, run)
     tracker = maker.shared()
     session, step = cast("Session", inside(tracker).judge.adapter), inside(tracker).judge.step
-    told = tracker.count("bad")
     maker.again(tracker, session, arrays, {})
-    if (
-        tracker.count("bad") > told
-    ):  # -Inf may be a mask; what comes of it is told where it does harm
-        session.remember(came, step)
+    session.remember(came, step)
 
 
 def _outside(options: Options, found: Found, given: list[Any]) -> None:
@@ -559,7 +555,8 @@ def _outside(options: Options, found: Found, given: list[Any]) -> None:
     try:
         call = _calls.origin(given)
         known = len(_followed) >= LOOKS or any(call is each for each in _followed)
-        if call is not None and not known:
+        # An array of -Inf may be a mask: it is told where it does harm.
+        if call is not None and not known and bad(call.gave):
             _followed.append(call)
             once(call, options, found, given)
     except AnomalyError:
