@@ -44,8 +44,9 @@ def looks(monkeypatch):
         real = getattr(owner, name)
         monkeypatch.setattr(owner, name, lambda *a, **k: seen.append(name) or real(*a, **k))
 
-    for name in ("flags", "replay", "attempt", "_code"):
+    for name in ("flags", "replay", "attempt"):
         count(settlement, name)
+    count(probes, "worst")
     count(probes, "measure")
     return seen
 
@@ -65,7 +66,7 @@ def test_later_steps_are_judged_by_what_is_known(level, replay, action, looks):
     looks.clear()
     for x in (X, X, BAD):
         params, state, _ = tracked(params, state, x)
-    assert looks.count("flags") == looks.count("replay") == looks.count("_code") == 0
+    assert looks.count("flags") == looks.count("replay") == looks.count("worst") == 0
     assert len(tracked.events) == 1
     said = [note for note in tracked.notes if "counts as its consequence" in note]
     assert len(said) == 1
