@@ -165,8 +165,9 @@ class Finder:
                 if notes is not None:
                     # A model's session sees to outputs with a gradient.
                     mine = session_of(module) is not None
-                    for x in (*args, out):
-                        if type(x) is torch.Tensor and not (mine and x is out and x.requires_grad):
+                    for x in (*args, *noted.leaves(out)):
+                        given = any(x is item for item in args)
+                        if type(x) is torch.Tensor and (given or not (mine and x.requires_grad)):
                             notes.hold(x)
                 return out
             finally:

@@ -142,6 +142,32 @@ def test_an_exception_that_names_nan_is_told_its_operation(tmp_path: Path) -> No
     assert sample in said
 
 
+def test_what_is_drawn_with_several_outputs_without_a_gradient_is_told_its_operation(
+    tmp_path: Path,
+) -> None:
+    program = """
+    import torch
+    torch.manual_seed(0)
+    class Actor(torch.nn.Linear):
+        def forward(self, x): return super().forward(x).chunk(2, 1)
+        def sample(self, x):
+            normal = torch.distributions.Normal(*self(x))
+            x = normal.rsample()
+            return x.tanh(), normal.log_prob(x) - torch.log(x.tanh() - 3)
+    actor, critic = Actor(3, 2), torch.nn.Linear(4, 1)
+    torch.nn.init.constant_(actor.weight[1:], 0); torch.nn.init.constant_(actor.bias, 1)
+    for _ in range(2):
+        x = torch.randn(8, 3)
+        with torch.no_grad():
+            action, score = actor.sample(x)
+            target = critic(torch.cat([x, action], 1)) - 0.2 * score
+        torch.nn.functional.mse_loss(critic(torch.randn(8, 4)), target).backward()
+    """
+    said = run(tmp_path, program)[2]
+    assert "op log" in said
+    assert "return x.tanh(), normal.log_prob(x) - torch.log(x.tanh() - 3)" in said
+
+
 def test_a_matching_that_scipy_refuses_is_told_its_operation(tmp_path: Path) -> None:
     program = """
     import torch

@@ -383,7 +383,7 @@ class Notes(FunctionMode):
                 after: list[int] = []
                 for x in (*args, *kwargs.values()):
                     _deep(x, after)
-                gave: Any = tuple(_leaves(out)) if type(again) is Transformed else out
+                gave: Any = tuple(leaves(out)) if type(again) is Transformed else out
                 one = type(gave) is _Tensor
                 made = (_ref(gave), writes(gave), gave.requires_grad) if one else _several(gave)
                 if after == versions:
@@ -513,11 +513,11 @@ def _deep(x: Any, versions: list[int]) -> Any:
     raise TypeError(kind)
 
 
-def _leaves(x: Any) -> Iterator[Any]:
+def leaves(x: Any) -> Iterator[Any]:
     """Walk what tuples, lists and dicts hold."""
     if isinstance(x, tuple | list | dict):
         for item in x.values() if isinstance(x, dict) else x:
-            yield from _leaves(item)
+            yield from leaves(item)
     else:
         yield x
 
@@ -566,9 +566,9 @@ def _kind(func: Any) -> int:
         found = _PASS
     elif name in _READS:
         found = _READ
-    elif name in _TAKEN or name in _DRAWS:
+    elif name in _TAKEN or name.rstrip("_") in _DRAWS:
         found = _DRAWN
-    elif name in _NEVER or name.rstrip("_") in _DRAWS or name == "__set__":
+    elif name in _NEVER or name == "__set__":
         found = _SKIP
     elif name in _WRITERS or (name.endswith("_") and not name.endswith("__")):
         found = _WRITES
@@ -653,7 +653,7 @@ class Transformed:
 
     def __call__(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Call it."""
-        return tuple(_leaves(self.made(*args, **kwargs)))
+        return tuple(leaves(self.made(*args, **kwargs)))
 
 
 def transforming(transform: Callable[..., Any]) -> Callable[..., Any]:
