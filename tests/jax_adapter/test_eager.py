@@ -251,3 +251,12 @@ def test_weights_that_are_made_minus_infinite_are_told_where_they_do_harm(found)
     for _ in range(2):
         w = step(w)
     assert found.bad()
+
+
+def test_a_function_of_jaxs_keeps_its_name_while_calls_are_watched(found):
+    mask = jnp.tri(3, dtype=bool).at[1].set(False)
+    step = jax.jit(lambda x: jax.nn.softmax(jnp.where(mask, x, -jnp.inf)) @ x)
+    step(jnp.ones((3, 3)))
+    (event,) = found.bad()
+    assert event.operation.name == "softmax"
+    assert event.cause.tag == "softmax_fully_masked"

@@ -29,6 +29,9 @@ _JAX = (
     ),
 )
 
+# What watches calls of JAX's stands between them and what they run.
+_BETWEEN = os.path.join(os.path.dirname(__file__), "versions.py")
+
 Point = tuple[CodeType, int]
 
 
@@ -68,7 +71,8 @@ def points(eqn: Any) -> list[Point]:
     if trace is None:
         return []
     codes, offsets = trace.raw_frames()
-    return list(zip(reversed(codes), reversed(offsets), strict=True))
+    both = zip(reversed(codes), reversed(offsets), strict=True)
+    return [(code, at) for code, at in both if code.co_filename != _BETWEEN]
 
 
 def _stacks(chain: tuple[Any, ...], eqn: Any) -> list[list[Point]]:
