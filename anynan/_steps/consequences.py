@@ -187,7 +187,7 @@ class Consequences:
         """
         if self._subject.action in ("raise", "skip"):
             return False
-        for other in [x for x in _spoilt if x is not self and x.goes_on_spoilt]:
+        for other in [x for x in list(_spoilt) if x is not self and x.goes_on_spoilt]:
             first = other.corrupting
             if first is None or not other.signs().issuperset(map(_sign, found)):
                 continue
