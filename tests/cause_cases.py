@@ -416,6 +416,10 @@ MISSES: list[tuple[str, Situation]] = [
     ("where_gradient_trap", back("sqrt", INF, grad=1.0, result=0.0, feeds=("where",))),
     ("where_gradient_trap", back("sqrt", grad=0.0, result=0.0, feeds=("multiply",))),
     ("where_gradient_trap", case(op("log", -INF, self=0.0))),
+    (
+        "where_gradient_trap",
+        case(op("exp", INF, self=200.0), surfaced="backward", then=op("divide", self=INF)),
+    ),
     ("sqrt_gradient_at_zero", back("sqrt", INF, result=0.5)),
     ("sqrt_gradient_at_zero", back("pow", INF, self=0.0, params={"exponent": 0.25})),
     ("norm_gradient_at_zero", back("vector_norm", INF, result=held(1.0))),

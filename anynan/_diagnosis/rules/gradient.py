@@ -42,6 +42,8 @@ def _hidden_forward(s: Situation) -> str | None:
         return None
     if "backward" not in (s.phase, s.surfaced):
         return None
+    if s.then is not None and s.then.phase != "backward":
+        return None  # it was NaN in the forward pass already, whatever is masked of that
     hidden = s.record.hidden
     masks = () if hidden is None else sorted(_HIDING.intersection(hidden))
     if hidden is not None and not masks:  # nobody took it, or it went under in arithmetic
