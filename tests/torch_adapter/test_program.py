@@ -579,6 +579,8 @@ for i in range(3):
         ("w.div_(torch.zeros(()))", "divide"),
         ("w.div_(w * 0)", "divide"),  # with what it was: no copy of so much is kept
         ("w[0, 0] = float('nan')", "copy|fill"),  # by PyTorch's version
+        ("w[0] = float('inf')", "copy|fill"),
+        ("w.data[0] = float('inf')", "copy|fill"),
         ("w.data.mul_(0.9).add_(torch.zeros(64, 32).log())", "log"),
         ("w.copy_(w / 0)", "assign"),
         ("w.data = w.data / 0", "assign"),

@@ -212,6 +212,9 @@ class Replays:
             prior = self.again(state, gave, roots)
             prior.incoming = True
         found = self.tails.replay(state.thread.ident, reading, prior)
+        if prior is not None and not prior.made and not (found and found.made):
+            given = roots[0].living() + self._used(prior)
+            found = self.tails.before(state.thread.ident, reading, given) or found
         return found or prior or Replay(incoming=True)
 
     def _before_module(
