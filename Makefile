@@ -78,7 +78,7 @@ VERSIONS = -c "import importlib.metadata as m, sys; print(sys.version.split()[0]
 
 newest:
 	$(MAKE) VENV=.venv-newest PYTHON='$(NEWEST)' .venv-newest/python.stamp
-	.venv-newest/bin/python $(UPGRADE) -e '.[jax,keras,save]' dm-haiku equinox hypothesis ml-dtypes \
+	.venv-newest/bin/python $(UPGRADE) -e '.[jax,keras,save]' array-api-strict dm-haiku equinox hypothesis ml-dtypes \
 		pytest pytest-xdist tensorflow-cpu
 
 test-newest: export OMP_NUM_THREADS = 1
