@@ -19,8 +19,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from anynan._base.context import replaying
 from anynan._base.imports import when_imported
-from anynan._base.sources import gone_through, is_anynans, is_library, located
+from anynan._base.sources import gone_through, is_library, located
 from anynan.errors import AnomalyError, AnynanWarning
 from anynan.events import Source
 from anynan.torch.private import (
@@ -709,7 +710,7 @@ def placing(show: Callable[..., Any]) -> Callable[..., Any]:
         while frame is not None and _is_between(frame, filename):
             frame = frame.f_back
         if filename != __file__ or frame is None:
-            if not is_anynans(filename) or issubclass(category, AnynanWarning):
+            if not replaying() or issubclass(category, AnynanWarning):
                 show(message, category, filename, *args, **kwargs)
             return
         scope = frame.f_globals  # whose filters and registry are as without us
