@@ -169,6 +169,7 @@ def test_what_is_drawn_with_several_outputs_without_a_gradient_is_told_its_opera
 
 
 def test_a_matching_that_scipy_refuses_is_told_its_operation(tmp_path: Path) -> None:
+    pytest.importorskip("scipy")
     program = """
     import torch
     from scipy.optimize import linear_sum_assignment
