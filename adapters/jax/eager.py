@@ -12,7 +12,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from itertools import islice, takewhile
+from itertools import takewhile
 from pathlib import Path
 from types import CodeType
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ import numpy as np
 from jax import tree_util
 
 from anynan._base import tracebacks
-from anynan._base.sources import is_anynans, is_library
+from anynan._base.sources import is_anynans, is_library, position
 from anynan.jax.graphs.versions import watch_calls
 from anynan.jax.read import probes
 from anynan.jax.read.probes import NAN
@@ -62,12 +62,11 @@ class Call(NamedTuple):
     @property
     def place(self) -> str:
         """Give the line that made it."""
-        line, *_ = next(islice(self.code.co_positions(), self.at // 2, None))
-        return f"{Path(self.code.co_filename).name}:{line}"
+        return f"{Path(self.code.co_filename).name}:{position(self.code, self.at)[0]}"
 
     def run(self) -> tuple[Callable[..., Any], list[Any]]:
         """Give a function that makes the call once more, in its line, and the arrays it takes."""
-        line, end, column, end_column = next(islice(self.code.co_positions(), self.at // 2, None))
+        line, end, column, end_column = position(self.code, self.at)
         leaves = list(map(_alive, self.given))
         places = [i for i, x in enumerate(leaves) if isinstance(x, jax.Array | np.ndarray)]
 

@@ -245,15 +245,22 @@ def _codes(file: str, written: float, text: str) -> frozenset[CodeType]:
     return frozenset(found)
 
 
+def position(code: CodeType, offset: int) -> tuple[int | None, ...]:
+    """Give where an instruction's code stands: first and last line, first and last column.
+
+    Args:
+        code: What ran.
+        offset: Which instruction it is, as a frame's ``f_lasti`` says.
+    """
+    return next(islice(code.co_positions(), offset // 2, None), (None,) * 4)
+
+
 def _part(
     code: CodeType, offset: int, line: int, raw: str, scope: dict[str, Any] | None
 ) -> tuple[str, int | None, int | None]:
     """Find what an instruction belongs to: its lines in one, and the columns of its own code."""
     text = raw.strip()
-    place = next(islice(code.co_positions(), offset // 2, None), None)
-    if place is None:
-        return text, None, None
-    first, last, start, end = place
+    first, last, start, end = position(code, offset)
     if first != line or last is None or start is None or end is None:
         return text, None, None
     begin = _characters(raw, start)

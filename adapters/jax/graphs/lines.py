@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import jax
 
-from anynan._base.sources import user_source
+from anynan._base.sources import position, user_source
 from anynan.events import Source
 
 
@@ -159,10 +159,7 @@ class _Frame:
 
 @lru_cache(maxsize=4096)
 def _line(code: CodeType, offset: int) -> int:
-    for i, (line, _, _, _) in enumerate(code.co_positions()):
-        if i == offset // 2:
-            return line or code.co_firstlineno
-    return code.co_firstlineno
+    return position(code, offset)[0] or code.co_firstlineno
 
 
 def source(chain: tuple[Any, ...], eqn: Any) -> Source | None:

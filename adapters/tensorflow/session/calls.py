@@ -185,10 +185,13 @@ class Calls(Part):
 
     def _read_loss(self, model: Any, loss: Any) -> None:
         if model is self._layers.model() and not self._state.tapes:
-            frame = self._state.collect(here())
-            for label, x in tensors(loss, "loss"):
-                frame.take(x, None, "loss", label)
-            self.flush(frame, backward=False)
+            self._take_loss(here(), loss)
+
+    def _take_loss(self, graph: Any, loss: Any) -> None:
+        frame = self._state.collect(graph)
+        for label, x in tensors(loss, "loss"):
+            frame.take(x, None, "loss", label)
+        self.flush(frame, backward=False)
 
     def metric(
         self, run: Callable[..., Any], metric: Any, values: Any, *args: Any, **kwargs: Any
@@ -200,10 +203,7 @@ class Calls(Part):
         if graph is None or asked or self._layers.model() is not None:
             return out
         if not self._builds(metric, graph, None, (), {}):
-            frame = state.collect(graph)
-            for label, x in tensors(values, "loss"):
-                frame.take(x, None, "loss", label)
-            self.flush(frame, backward=False)
+            self._take_loss(graph, values)
         return out
 
     # Gradients.

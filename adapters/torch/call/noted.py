@@ -21,7 +21,7 @@ import torch
 
 from anynan._base.context import replaying
 from anynan._base.imports import when_imported
-from anynan._base.sources import gone_through, is_library, located
+from anynan._base.sources import gone_through, is_library, located, position
 from anynan.errors import AnomalyError, AnynanWarning
 from anynan.events import Source
 from anynan.torch.private import (
@@ -606,10 +606,7 @@ def _place(frame: FrameType | None) -> tuple[CodeType, int, tuple[CodeType, int]
 
 
 def _line(code: CodeType, last: int) -> int:
-    for i, (line, *_) in enumerate(code.co_positions()):
-        if i == last // 2 and line is not None:
-            return line
-    return code.co_firstlineno
+    return position(code, last)[0] or code.co_firstlineno
 
 
 class _Here(threading.local):

@@ -68,9 +68,10 @@ class Kept:
         hooks = functools.partial(give_saved_tensors_hooks, take_saved_tensors_hooks())
         self._restores.append(("hooks on saved tensors", hooks))
         self._restores.append(("the random numbers", RandomState.now().restore))
-        for p in _parameters(models, roots):
+        mine = _models(models, roots)
+        for p in _parameters(models, roots, mine):
             self.gradient(p)
-        for model in {*_models(models, roots), *models.scripted}:
+        for model in {*mine, *models.scripted}:
             for module in model.modules():
                 if isinstance(module, torch.jit.ScriptModule):  # what it holds is not Python's
                     for name, x in module.named_buffers(recurse=False):
@@ -184,7 +185,9 @@ def _models(models: Models, roots: list[RootCall]) -> set[torch.nn.Module]:
     return found
 
 
-def _parameters(models: Models, roots: list[RootCall]) -> Iterable[torch.Tensor]:
+def _parameters(
+    models: Models, roots: list[RootCall], mine: Iterable[torch.nn.Module]
+) -> Iterable[torch.Tensor]:
     """List the leaves whose gradients the calls may change: the step's own, nobody else's."""
     found: dict[int, torch.Tensor] = {id(p): p for _, p in models.parameters()}
     for optimizer in list(models.stepped):
@@ -192,7 +195,7 @@ def _parameters(models: Models, roots: list[RootCall]) -> Iterable[torch.Tensor]
             found.update((id(p), p) for p in group["params"])
     for root in _of_functions(roots):
         found.update((id(p), p) for p in find_weights(root.fn).values())
-        found.update((id(p), p) for model in _models(models, roots) for p in model.parameters())
+        found.update((id(p), p) for model in mine for p in model.parameters())
     for root in roots:
         for _, x in models.inputs(root.fn, root.args, root.kwargs):
             if x.is_leaf and x.requires_grad:
