@@ -1,13 +1,14 @@
 """Time a tracked training step beside what users would otherwise pick.
 
-Every variant trains its own copy of the same model; the variants take turns step by step in
-one process, and medians of their times are divided by the untracked median. Run it with
+Every variant trains its own copy of the same model; the variants take turns in one process, a
+few steps each, and medians of their times are divided by the untracked median. Run it with
 nothing else on the machine: ``make bench``.
 """
 
 import contextlib
+import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch import nn
 import anynan
 from anynan._everywhere import Found
 from anynan.options import Options
+from anynan.torch.watchall import watch_all
 from tests.benchmarks.gpt import LARGE, SMALL, Size, publish_sizes, training
 from tests.benchmarks.timing import ratios
 from tests.flat import split
@@ -40,30 +42,18 @@ def tracked(
     return tracker if whole else step
 
 
-def unasked(model: nn.Module, step: Callable[[], None]) -> Callable[[], None]:
-    """Run as `anynan run` does: models are found by their call, and what is around is noted."""
-    from anynan.torch.call import noted
-    from anynan.torch.session.program import Watch
-    from anynan.torch.watchall import Finder
+@contextlib.contextmanager
+def unasked() -> Iterator[None]:
+    """Watch as `anynan run` does: models are found by their call, and what is around is noted.
 
-    options = Options(action="warn", level="step")
-    real, notes = nn.Module.__call__, noted.begin()
-    call = Finder(options, Found()).calling(real)
-    watch = Watch(options, Found())
-    everywhere = watch.around, watch.loss
-
-    def run() -> None:
-        type.__setattr__(nn.Module, "__call__", call)
-        noted.everywhere = notes.around, notes.reads = everywhere
-        notes.put()
-        try:
-            step()
-        finally:
-            notes.take()
-            noted.everywhere = notes.around = notes.reads = None
-            type.__setattr__(nn.Module, "__call__", real)
-
-    return run
+    For a whole turn: to replace at each step what every module is called by would cost more than
+    what is measured.
+    """
+    undo = watch_all(Options(action="warn", level="step"), Found())
+    try:
+        yield
+    finally:
+        undo()
 
 
 def anomaly(model: nn.Module, step: Callable[[], None]) -> Callable[[], None]:
@@ -109,12 +99,12 @@ def sherlorch_trace(model: nn.Module, step: Callable[[], None]) -> Callable[[], 
     return run
 
 
-BASE = "no tracking"
+BASE, RUN = "no tracking", "anynan run"
 VARIANTS: dict[str, Callable[[nn.Module, Callable[[], None]], Callable[[], None]]] = {
     BASE: plain,
     'anynan track(model, level="step")': partial(tracked, level="step"),
     'anynan track(step, level="step")': partial(tracked, whole=True, level="step"),
-    "anynan run": unasked,
+    RUN: plain,
     "anynan track(model)": tracked,
     "anynan track(step)": partial(tracked, whole=True),
     "anynan, backward=False": partial(tracked, backward=False),
@@ -125,6 +115,7 @@ VARIANTS: dict[str, Callable[[nn.Module, Callable[[], None]], Callable[[], None]
     "transformers DebugUnderflowOverflow": transformers_debug,
     "sherlorch.trace": sherlorch_trace,
 }
+TURN = 8
 SELDOM = ('anynan track(model, level="operation")', "sherlorch.trace")
 
 
@@ -137,7 +128,8 @@ def measure(size: Size, rounds: int, device: str) -> dict[str, float]:
             warnings.simplefilter("ignore")
             runs[name] = make(model, step)
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
-    return ratios(runs, BASE, rounds, wait=wait, seldom=SELDOM)
+    turns = math.ceil(rounds / (TURN - TURN // 4))
+    return ratios(runs, BASE, turns, turn=TURN, around={RUN: unasked}, wait=wait, seldom=SELDOM)
 
 
 if __name__ == "__main__":

@@ -8,8 +8,10 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from random import Random
+from types import MappingProxyType
 
 PAGE = Path("docs/benchmarks.md")
 
@@ -20,17 +22,22 @@ def ratios(
     rounds: int,
     *,
     warm: int = 3,
+    turn: int = 1,
+    around: Mapping[str, Callable[[], AbstractContextManager[object]]] = MappingProxyType({}),
     wait: Callable[[], object] = lambda: None,
     seldom: Collection[str] = (),
 ) -> dict[str, float]:
     """Return each run's median time over that of the base.
 
     Args:
-        runs: What is timed, by name; they take turns, call by call, in an order of each round's
-            own: what runs right after something heavy must not be the same each time.
+        runs: What is timed, by name; they take turns, in an order of each round's own: what runs
+            right after something heavy must not be the same each time.
         base: The one that the others are divided by.
-        rounds: Calls of each that count.
-        warm: Calls of each before that.
+        rounds: Turns of each that count.
+        warm: Turns of each before that.
+        turn: Calls in one turn. The first quarter does not count: a program does not change its
+            tools at every step, and finds its own code in the processor's caches.
+        around: What is entered for each turn of a run, by name.
         wait: Wait for the device before the clock is read.
         seldom: The slowest ones, which take part in one round of eight.
     """
@@ -43,12 +50,15 @@ def ratios(
             for name in order:
                 if name in seldom and i % 8 != warm:
                     continue
-                wait()
-                start = time.perf_counter()
-                runs[name]()
-                wait()
-                if i >= warm:
-                    times[name].append(time.perf_counter() - start)
+                run = runs[name]
+                with around.get(name, nullcontext)():
+                    for call in range(turn):
+                        wait()
+                        start = time.perf_counter()
+                        run()
+                        wait()
+                        if i >= warm and call >= turn // 4:
+                            times[name].append(time.perf_counter() - start)
     middle = statistics.median(times[base])
     return {name: statistics.median(values) / middle for name, values in times.items()}
 
