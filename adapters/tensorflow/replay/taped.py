@@ -5,7 +5,8 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
 
 import tensorflow as tf
 from tensorflow.python.eager import execute
@@ -97,7 +98,8 @@ class Note(NamedTuple):
         return call
 
 
-class Call(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Call:
     """Hold a call of a compiled function: all that is in it is made again.
 
     Attributes:
@@ -106,7 +108,7 @@ class Call(NamedTuple):
         kwargs: Likewise.
         outputs: Its results.
         layer: As of a note.
-        kind: What TensorFlow calls it.
+        kind: What stands for a note's type.
     """
 
     fn: Any
@@ -114,7 +116,7 @@ class Call(NamedTuple):
     kwargs: dict[str, Any]
     outputs: tuple[Any, ...]
     layer: tuple[Any, int] | None
-    kind: str = "PartitionedCall"
+    kind: ClassVar = "call"
 
     @property
     def inputs(self) -> tuple[Any, ...]:
@@ -133,45 +135,29 @@ class Call(NamedTuple):
     def again(self, held: dict[int, Any]) -> list[Any]:
         """Make it in a graph, as a note is made."""
         given = tf.nest.map_structure(lambda x: held.get(id(x), x), (self.args, self.kwargs))
-        return list(_tensors(in_place(self.fn, *given)))
+        return list(_tensors(self.run(*given)))
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call what it is a call of."""
+        return in_place(self.fn, args, kwargs)
 
     def variables(self) -> tuple[Any, ...]:
         """Give the variables that it reads by itself."""
         return tuple(self.graph().variables)
 
 
-class Custom(NamedTuple):
-    """Hold a call of a function that gives its own gradient.
+class Custom(Call):
+    """Hold a call of a function that gives its result and what makes its own gradient."""
 
-    Attributes:
-        fn: The function, which gives its result and what makes the gradient.
-        args: What it was called with.
-        kwargs: Likewise.
-        outputs: Its results.
-        layer: As of a note.
-        kind: What stands for its type.
-    """
-
-    fn: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    outputs: tuple[Any, ...]
-    layer: tuple[Any, int] | None
-    kind: str = "custom_gradient"
-
-    @property
-    def inputs(self) -> tuple[Any, ...]:
-        """Give the tensors among what it was called with."""
-        return _tensors((self.args, self.kwargs))
+    __slots__ = ()
 
     def runs(self) -> bool:
         """Tell whether it can be made again."""
         return True
 
-    def again(self, held: dict[int, Any]) -> list[Any]:
-        """Make it in a graph, as a note is made."""
-        given = tf.nest.map_structure(lambda x: held.get(id(x), x), (self.args, self.kwargs))
-        return list(_tensors(tf.custom_gradient(self.fn)(*given[0], **given[1])))
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the function."""
+        return tf.custom_gradient(self.fn)(*args, **kwargs)
 
     def variables(self) -> tuple[Any, ...]:
         """Give the variables that it was called with."""
@@ -194,7 +180,7 @@ def _tensors(value: Any) -> tuple[Any, ...]:
     return tuple(x for x in tf.nest.flatten(value) if isinstance(x, tf.Tensor))
 
 
-Noted = Note | Call | Custom
+Noted = Note | Call
 
 
 class Record:
@@ -224,24 +210,16 @@ class Record:
             Note(kind, tuple(inputs), tuple(attributes), tuple(outputs), frames(), layer)
         )
 
-    def call(self, run: Callable[..., Any], fn: Any, args: Any, kwargs: Any) -> Any:
-        """Run a compiled function, and note it as a whole."""
-        if not self._on or tf.config.functions_run_eagerly():
-            return run(*args, **kwargs)
-        with self.off():
-            out = run(*args, **kwargs)
-        layer = self._inside[-1] if self._inside else None
-        self.notes.append(Call(fn, args, kwargs, _tensors(out), layer))
-        return out
-
-    def custom(self, run: Callable[..., Any], fn: Any, args: Any, kwargs: Any) -> Any:
-        """Run a function that gives its own gradient, and note it as a whole."""
+    def whole(
+        self, run: Callable[[], Any], kind: type[Call], fn: Any, args: Any, kwargs: Any
+    ) -> Any:
+        """Run a call of a function, and note it as a whole."""
         if not self._on:
-            return run(fn, args, kwargs)
+            return run()
         with self.off():
-            out = run(fn, args, kwargs)
+            out = run()
         layer = self._inside[-1] if self._inside else None
-        self.notes.append(Custom(fn, args, kwargs, _tensors(out), layer))
+        self.notes.append(kind(fn, args, kwargs, _tensors(out), layer))
         return out
 
     @contextmanager

@@ -254,17 +254,17 @@ def _function_call(original: Any) -> Any:
                 around = session.calls.compiling if inside else session.calls.function
                 run = functools.partial(around, run, self)
         record = None if inside else taped.running()
-        return run(*args, **kwargs) if record is None else record.call(run, self, args, kwargs)
+        if record is None or tf.config.functions_run_eagerly():
+            return run(*args, **kwargs)
+        return record.whole(lambda: run(*args, **kwargs), taped.Call, self, args, kwargs)
 
     return __call__
 
 
 def _custom(original: Any) -> Any:
     def run(fn: Any, args: Any, kwargs: Any) -> Any:
-        record = taped.running()
-        if record is None:
-            return original(fn, args, kwargs)
-        return record.custom(original, fn, args, kwargs)
+        record, call = taped.running(), functools.partial(original, fn, args, kwargs)
+        return call() if record is None else record.whole(call, taped.Custom, fn, args, kwargs)
 
     return run
 
