@@ -17,7 +17,7 @@ from anynan._diagnosis.rules.evidence import (
     told,
 )
 from anynan._diagnosis.rules.overflow import OVERFLOWING, too_large
-from anynan._diagnosis.rules.situation import ANY, BACKWARD, Rule, Situation, Wording
+from anynan._diagnosis.rules.situation import ANY, BACKWARD, Rule, Situation, Wording, when
 from anynan.events import NON_FINITE, STATE
 
 _RUNNING = ("running_mean", "running_var", "moving_mean", "moving_variance")
@@ -164,17 +164,6 @@ def _optimizer_overflow(s: Situation) -> str | None:
     return ", ".join(part for part in parts if part)
 
 
-def _overflow_of_state(s: Situation) -> Wording | None:
-    if s.tensor != STATE:
-        return None
-    return Wording(
-        "the square of the gradient is beyond the largest number of the optimizer state's "
-        "dtype: updates that are divided by it are 0, so nothing moves here any more",
-        "clip the gradient norm before the step, or keep the optimizer state in float32; then "
-        "reset this state",
-    )
-
-
 # What the numbers of optimizers are called.
 _SETTINGS = (
     "lr", "learning_rate", "weight_decay", "beta", "eps", "momentum", "rho", "alpha", "dampening",
@@ -217,15 +206,6 @@ def _optimizer_epsilon(s: Situation) -> str | None:
     return f"{state.zero} of {plural(state.size, 'element')} of {name} are 0 in {state.dtype}"
 
 
-def _no_epsilon(s: Situation) -> Wording | None:
-    if s.settings.get("eps") != 0:
-        return None
-    return Wording(
-        "the optimizer's eps is 0, so the update is divided by 0 where no gradient has come yet",
-        "give it an eps again: 1e-8 is the usual one in float32, 1e-4 in half precision",
-    )
-
-
 def _optimizer_state(s: Situation) -> str | None:
     if not _updating(s):
         return None
@@ -257,16 +237,6 @@ def _written(s: Situation) -> str | None:
         return None
     gradient = _gradient_text(s)
     return seen(found) + (f"; {gradient}" if gradient else "")
-
-
-def _written_wording(s: Situation) -> Wording | None:
-    if s.gradient is not None:
-        return None
-    return Wording(
-        "the weight was finite before this update and NaN after it, and its gradient was not seen: "
-        "it was probably bad already, or the optimizer divides by 0",
-        "look at what the step computes, and at the optimizer's eps",
-    )
 
 
 def _step_wording(s: Situation) -> Wording | None:
@@ -360,20 +330,6 @@ def _climb(s: Situation) -> str | None:
     return told(s.growth) + end
 
 
-def _jump_wording(s: Situation) -> Wording | None:
-    if not s.jump:
-        return None
-    return Wording(
-        "the training probably diverged: updates made the weights, and so these values, far too "
-        "large",
-        "lower the learning rate or lengthen its warm-up, and clip the gradient norm",
-    )
-
-
-def _feedback(s: Situation) -> str | None:
-    return None if s.trained else _climb(s)
-
-
 def _large(s: Situation) -> str | None:
     if s.kind != "large":
         return None
@@ -448,15 +404,11 @@ OUTSIDE = (
         "checkpoint); else go back to a checkpoint from before, and track the whole training step "
         "(or set advanced=anynan.Advanced(parameters=True)) to catch the write itself",
         phases=ANY,
-        wording=lambda s: (
-            Wording(
-                "{parameter} was bad before the computation that used it",
-                "go back to the weights of step {good} or earlier, and track the whole "
-                "training step (or set advanced=anynan.Advanced(parameters=True)) to catch the "
-                "write itself",
-            )
-            if s.since is not None and s.since[0] >= 0
-            else None
+        wording=when(
+            lambda s: s.since is not None and s.since[0] >= 0,
+            "{parameter} was bad before the computation that used it",
+            "go back to the weights of step {good} or earlier, and track the whole training step "
+            "(or set advanced=anynan.Advanced(parameters=True)) to catch the write itself",
         ),
     ),
 )
@@ -476,7 +428,13 @@ OPTIMIZER = (
         "the square of the gradient is beyond the largest number of the optimizer state's dtype",
         "clip the gradient norm before the step, or keep the optimizer state in float32",
         phases=("optimizer",),
-        wording=_overflow_of_state,
+        wording=when(
+            lambda s: s.tensor == STATE,
+            "the square of the gradient is beyond the largest number of the optimizer state's "
+            "dtype: updates that are divided by it are 0, so nothing moves here any more",
+            "clip the gradient norm before the step, or keep the optimizer state in float32; then "
+            "reset this state",
+        ),
     ),
     Rule(
         "optimizer_epsilon_underflow",
@@ -484,7 +442,12 @@ OPTIMIZER = (
         "the optimizer's eps rounds to 0 in the dtype of its state, so the update is divided by 0",
         "keep the weights in float32 and only the computation in half precision, or set eps=1e-4",
         phases=("optimizer",),
-        wording=_no_epsilon,
+        wording=when(
+            lambda s: s.settings.get("eps") == 0,
+            "the optimizer's eps is 0, so the update is divided by 0 where no gradient has come "
+            "yet",
+            "give it an eps again: 1e-8 is the usual one in float32, 1e-4 in half precision",
+        ),
     ),
     Rule(
         "optimizer_state_bad",
@@ -505,7 +468,12 @@ OPTIMIZER = (
         "weights set by hand), and at the optimizer's eps",
         phases=("optimizer",),
         sure=False,
-        wording=_written_wording,
+        wording=when(
+            lambda s: s.gradient is None,
+            "the weight was finite before this update and NaN after it, and its gradient was not "
+            "seen: it was probably bad already, or the optimizer divides by 0",
+            "look at what the step computes, and at the optimizer's eps",
+        ),
     ),
     Rule(
         "optimizer_step_too_large",
@@ -549,19 +517,16 @@ GROWTH = (
         "clip the gradient norm before each step, lower the learning rate or lengthen its warm-up",
         phases=BACKWARD,
         sure=False,
-        wording=lambda s: (
-            Wording(
-                "the gradient norm jumped far above its running median; probably an unusual "
-                "batch or too large a learning rate",
-                "clip the gradient norm before each step, and look at the batch of this step",
-            )
-            if s.kind == "spike"
-            else None
+        wording=when(
+            lambda s: s.kind == "spike",
+            "the gradient norm jumped far above its running median; probably an unusual batch or "
+            "too large a learning rate",
+            "clip the gradient norm before each step, and look at the batch of this step",
         ),
     ),
     Rule(
         "growth_without_training",
-        _feedback,
+        lambda s: None if s.trained else _climb(s),
         "nothing was trained, and this reading grew over the last steps until it overflowed: "
         "what one step hands to the next is probably larger each time",
         "normalise or bound what is carried from step to step (a hidden state, a running value), "
@@ -574,7 +539,12 @@ GROWTH = (
         "the training probably diverged: this reading grew over the last steps until it overflowed",
         "lower the learning rate or lengthen its warm-up, and clip the gradient norm",
         sure=False,
-        wording=_jump_wording,
+        wording=when(
+            lambda s: s.jump,
+            "the training probably diverged: updates made the weights, and so these values, far "
+            "too large",
+            "lower the learning rate or lengthen its warm-up, and clip the gradient norm",
+        ),
     ),
 )
 

@@ -21,7 +21,7 @@ from anynan._diagnosis.rules.evidence import (
     times,
 )
 from anynan._diagnosis.rules.gradient import at_edge
-from anynan._diagnosis.rules.situation import BOTH, OTHER, SELF, Rule, Situation, Wording
+from anynan._diagnosis.rules.situation import BOTH, OTHER, SELF, Rule, Situation, Wording, when
 from anynan._diagnosis.vocabulary import bounds, domain, is_edge
 
 _LOGS = frozenset({"log", "log2", "log10", "log1p", "xlogy", "xlog1py"})
@@ -158,15 +158,6 @@ def _lost_epsilon(s: Situation) -> str | None:
         return f"{lost:g} rounds to 0 in {s.dtype}"
     lost = lost_in_one(s)
     return None if lost is None else f"1 - {lost:g} is 1 in {s.dtype}"
-
-
-def _epsilon_wording(s: Situation) -> Wording | None:
-    if lost_epsilon(s) is not None:
-        return None
-    return Wording(
-        "a bound just below 1 probably rounds to 1 in {dtype}, and 1 minus it is 0",
-        "keep further from 1, clip(p, {margin}, 1 - {margin}), or write log(1 - p) as log1p(-p)",
-    )
 
 
 def _no_spread(s: Situation) -> str | None:
@@ -412,7 +403,12 @@ RULES = (
         operations=_QUOTIENTS | _LOGS | _NORMS | {"sqrt"},
         phases=BOTH,
         sure=False,
-        wording=_epsilon_wording,
+        wording=when(
+            lambda s: lost_epsilon(s) is None,
+            "a bound just below 1 probably rounds to 1 in {dtype}, and 1 minus it is 0",
+            "keep further from 1, clip(p, {margin}, 1 - {margin}), or write log(1 - p) as "
+            "log1p(-p)",
+        ),
     ),
     Rule(
         "log_of_negative",

@@ -15,7 +15,7 @@ from anynan._diagnosis.rules.evidence import (
     plural,
     real,
 )
-from anynan._diagnosis.rules.situation import ANY, BACKWARD, SELF, Rule, Situation, Wording
+from anynan._diagnosis.rules.situation import ANY, BACKWARD, SELF, Rule, Situation, Wording, when
 from anynan._diagnosis.vocabulary import is_edge
 
 _LOGS = frozenset({"log", "log2", "log10", "log1p"})
@@ -146,15 +146,6 @@ def _power_gradient(s: Situation) -> str | None:
     return text if base < 0 and s.operand("exponent") is not None and s.made("nan") else None
 
 
-def _power_gradient_wording(s: Situation) -> Wording | None:
-    if s.value(*SELF) == 0:
-        return Wording(
-            "below a power of 1 the slope of x**p at 0 is infinite",
-            "keep the base away from 0: `(x + {eps}) ** p`",
-        )
-    return None
-
-
 def at_edge(s: Situation) -> str | None:
     """Quote an argument at which its function or its slope is infinite: a pole, an end."""
     # xlogy(p, p) has one operand.
@@ -274,7 +265,11 @@ _RULES = (
         "the gradient of x**y with respect to y is x**y * log(x), and log needs a positive base",
         "keep the base positive: `maximum(x, {eps}) ** y`; if y is a constant, pass a plain number",
         operations=frozenset({"pow"}),
-        wording=_power_gradient_wording,
+        wording=when(
+            lambda s: s.value(*SELF) == 0,
+            "below a power of 1 the slope of x**p at 0 is infinite",
+            "keep the base away from 0: `(x + {eps}) ** p`",
+        ),
     ),
     Rule(
         "log_gradient_at_zero",

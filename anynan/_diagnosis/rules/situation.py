@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from anynan._base.summary import Summary
 from anynan._diagnosis.lineage import Operand, OpRecord
@@ -149,6 +149,11 @@ class Wording(NamedTuple):
 
     text: str
     fix: str
+
+
+def when(holds: Callable[[Situation], object], text: str, fix: str) -> Callable[..., Any]:
+    """Say it sharper where something more is known of the situation."""
+    return lambda s: Wording(text, fix) if holds(s) else None
 
 
 Condition = Callable[[Situation], str | None]
