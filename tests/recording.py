@@ -10,6 +10,7 @@ import pytest
 
 import anynan
 from tests.flat import split
+from tests.failing import failure
 
 NAN, INF = float("nan"), float("inf")
 Array = np.ndarray[Any, Any]
@@ -19,9 +20,7 @@ track: Any = functools.partial(anynan.track, level="layer")
 
 
 def caught(function: Callable[..., Any], *args: Any, **options: Any) -> anynan.Event:
-    with pytest.raises(anynan.NonFiniteError) as error:
-        track(function, **split(options))(*args)
-    return error.value.event
+    return failure(track(function, **split(options)), *args)
 
 
 def recorded(function: Callable[..., Any], *args: Any, **options: Any) -> anynan.Tracker:

@@ -14,6 +14,7 @@ from anynan._steps.tracked import inside
 from anynan.arrays.tracked import TrackedArray
 from tests.flat import split
 from tests.recording import NAN, ONES, ZEROS, Array, State, caught, recorded, track
+from tests.failing import failure
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
@@ -261,9 +262,7 @@ def test_direct_checks_see_through_a_tracked_array() -> None:
 
     for read in ("immediate", "end"):
         tracker = track(program, advanced=anynan.Advanced(read=read))
-        with pytest.raises(anynan.NonFiniteError) as error:
-            tracker(ZEROS)
-        event = error.value.event
+        event = failure(tracker, ZEROS)
         assert (event.backend, event.layer, event.phase) == ("numpy", "layer", "forward")
         assert event.spread.surfaced == "the check of values['y']"
         assert not tracker.notes

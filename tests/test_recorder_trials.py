@@ -10,6 +10,7 @@ import pytest
 
 import anynan
 from tests.flat import split
+from tests.failing import failure
 
 # The recorder itself; what the default makes of it is in test_recorder_ends.
 track: Any = functools.partial(anynan.track, level="layer")
@@ -17,9 +18,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 
 def failing(fn: Any, *args: Any, **options: Any) -> anynan.Event:
-    with pytest.raises(anynan.NonFiniteError) as caught:
-        track(fn, **split(options))(*args)
-    return caught.value.event
+    return failure(track(fn, **split(options)), *args)
 
 
 @pytest.mark.parametrize("read", ["immediate", "end"])

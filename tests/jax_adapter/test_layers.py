@@ -10,14 +10,13 @@ from flax import linen, nnx
 
 import anynan
 from tests.jax_adapter.models import same
+from tests.failing import failure
 
 X = jnp.linspace(0.1, 1, 12).reshape(3, 4)
 
 
 def caught(tracked, *args):
-    with pytest.raises(anynan.NonFiniteError) as error:
-        tracked(*args)
-    return error.value.event
+    return failure(tracked, *args)
 
 
 def paths(tracked, phase="forward"):
@@ -250,9 +249,7 @@ def test_an_nnx_model_that_is_split_and_merged_has_its_layers(way):
     step = step if way == "plain" else jax.jit(step)
     if way == "called":
         step(state, jnp.ones((2, 4)))
-    with pytest.raises(anynan.NonFiniteError) as caught:
-        anynan.jax.track(step)(state, jnp.ones((2, 4)))
-    event = caught.value.event
+    event = failure(anynan.jax.track(step), state, jnp.ones((2, 4)))
     assert (event.layer, event.phase, event.call) == ("second", "forward", 0)
 
 
@@ -304,9 +301,8 @@ def test_a_part_that_is_rebuilt_has_its_own_name_and_no_scaffolding_around_it(sc
 
     model = Model(Field(eqx.nn.Linear(3, 3, key=jax.random.key(0))))
     tracked = anynan.jax.track(eqx.filter_jit(lambda model, y: model(y)))
-    with pytest.raises(anynan.NonFiniteError) as caught:
-        tracked(model, jnp.ones(3))
-    assert caught.value.event.layer == "field"
+    event = failure(tracked, model, jnp.ones(3))
+    assert event.layer == "field"
 
 
 def test_two_calls_of_one_layer_are_two():

@@ -7,12 +7,11 @@ import pytest
 import anynan
 from anynan.jax.replay import replay
 from tests.jax_adapter.models import made
+from tests.failing import failure
 
 
 def caught(tracked, *args):
-    with pytest.raises(anynan.NonFiniteError) as error:
-        tracked(*args)
-    return error.value.event
+    return failure(tracked, *args)
 
 
 @pytest.mark.parametrize(

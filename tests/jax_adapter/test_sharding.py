@@ -12,6 +12,7 @@ import anynan
 from anynan._reports.report import render
 from anynan.jax.read import probes
 from tests.jax_adapter.models import made, same
+from tests.failing import failure
 
 pytestmark = [
     pytest.mark.tier(2),
@@ -47,9 +48,7 @@ def sharded(fn, out=SPLIT):
 
 
 def caught(fn, *args):
-    with pytest.raises(anynan.NonFiniteError) as error:
-        anynan.jax.track(fn)(*args)
-    return error.value.event
+    return failure(anynan.jax.track(fn), *args)
 
 
 X = np.arange(1.0, 17.0, dtype=np.float32)

@@ -28,6 +28,7 @@ from tests.keras_backends.models import (
     positive,
     zero,
 )
+from tests.failing import failure
 
 BACKEND = keras.backend.backend()
 
@@ -93,9 +94,7 @@ def test_backward_fault_is_found_in_fit():
     zero(model)
     anynan.keras.track(model)
     before = model.get_weights()
-    with pytest.raises(anynan.NonFiniteError) as caught:
-        model.fit(*data(), verbose=0)
-    event = caught.value.event
+    event = failure(model.fit, *data(), verbose=0)
     assert (event.layer, event.phase, event.operation.name) == ("block.inner", "backward", "sqrt")
     assert event.operation.source.line == line(models.__file__, "bad sqrt")
     assert event.cause.tag == "sqrt_gradient_at_zero"
@@ -160,9 +159,7 @@ def test_nan_that_the_code_writes(run):
     model = compiled(Nan(name="inner"))
     positive(model)
     anynan.keras.track(model)
-    with pytest.raises(anynan.NonFiniteError) as caught:
-        RUNS[run](model)
-    event = caught.value.event
+    event = failure(lambda: RUNS[run](model))
     assert (event.layer, event.phase, event.kind) == ("block.inner", "forward", "nan")
     assert event.operation.source.line == line(models.__file__, "bad constant")
     assert event.cause.text == "the code itself writes this NaN"
@@ -206,9 +203,7 @@ def test_fault_inside_the_loss(what):
 
     model = compiled(keras.layers.Dense(4, name="inner"), optimizer="sgd", loss=loss)
     anynan.keras.track(model)
-    with pytest.raises(anynan.NonFiniteError) as caught:
-        getattr(model, what)(*data(), verbose=0)
-    event = caught.value.event
+    event = failure(lambda: getattr(model, what)(*data(), verbose=0))
     assert (event.layer, event.phase, event.kind) == (None, "loss", "nan")
     assert event.operation.name == "log"
     assert event.operation.source.line == line(__file__, "bad loss")
@@ -226,9 +221,7 @@ def test_step_of_ones_own_that_never_asks_for_the_loss():
     model = Own(inputs, keras.layers.Dense(1)(inputs))
     model.compile("sgd")
     anynan.keras.track(model)
-    with pytest.raises(anynan.NonFiniteError) as caught:
-        model.evaluate(*data(), verbose=0)
-    event = caught.value.event
+    event = failure(model.evaluate, *data(), verbose=0)
     assert (event.phase, event.operation.name) == ("loss", "log")
     assert event.operation.source.line == line(__file__, "bad step")
 
@@ -255,9 +248,7 @@ def test_the_other_ways_are_watched(what):
     assert layers(tracker, "forward") == set(LAYERS)
     zero(model)
     before = model.get_weights()
-    with pytest.raises(anynan.NonFiniteError) as caught:
-        run()
-    event = caught.value.event
+    event = failure(run)
     assert (event.layer, event.phase, event.step) == ("block.inner", "forward", 1)
     assert event.operation.name == "log"
     assert event.operation.source.line == line(models.__file__, "bad log")
@@ -339,24 +330,21 @@ def test_bad_batch_and_bad_label_are_told_apart():
     with anynan.keras.track(model):
         bad = x.copy()
         bad[3, 1] = np.nan
-        with pytest.raises(anynan.NonFiniteError) as caught:
-            model.fit(bad, y, shuffle=False, verbose=0)
-        assert (caught.value.event.phase, caught.value.event.tensor) == ("input", "x")
-        assert caught.value.event.cause.tag == "bad_input"
+        event = failure(model.fit, bad, y, shuffle=False, verbose=0)
+        assert (event.phase, event.tensor) == ("input", "x")
+        assert event.cause.tag == "bad_input"
         bad = y.copy()
         bad[3] = np.nan
-        with pytest.raises(anynan.NonFiniteError) as caught:
-            model.train_on_batch(x, bad)
-        assert (caught.value.event.phase, caught.value.event.tensor) == ("input", "y")
-        assert caught.value.event.cause.tag == "bad_label"
+        event = failure(model.train_on_batch, x, bad)
+        assert (event.phase, event.tensor) == ("input", "y")
+        assert event.cause.tag == "bad_label"
 
 
 def test_bad_weight_is_found_at_once():
     model = compiled(keras.layers.Dense(4, name="inner"))
     model.get_layer("last").bias.assign([np.inf])
-    with pytest.raises(anynan.NonFiniteError) as caught:
-        anynan.keras.track(model)
-    assert (caught.value.event.phase, caught.value.event.parameter) == ("parameter", "last.bias")
+    event = failure(anynan.keras.track, model)
+    assert (event.phase, event.parameter) == ("parameter", "last.bias")
     assert not seams.sessions()
 
 

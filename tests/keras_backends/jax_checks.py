@@ -11,6 +11,7 @@ from anynan.keras import jax_steps
 from tests.keras_backends import models
 from tests.keras_backends.checks import _fresh, layers, same  # noqa: F401
 from tests.keras_backends.models import Log, Root, compiled, data, line, positive, zero
+from tests.failing import failure
 
 
 def test_several_batches_at_once():
@@ -109,9 +110,8 @@ def test_running_uncompiled_is_said_and_watched():
     with pytest.warns(anynan.AnynanWarning, match="predict run compiled"):
         tracker = anynan.keras.track(model)
         model.make_predict_function()
-    with pytest.raises(anynan.NonFiniteError) as caught:
-        model.predict(data()[0], verbose=0)
-    assert caught.value.event.operation.source.line == line(models.__file__, "bad log")
+    event = failure(model.predict, data()[0], verbose=0)
+    assert event.operation.source.line == line(models.__file__, "bad log")
     tracker.remove()
 
 
@@ -161,12 +161,11 @@ def test_two_devices():
         model = compiled(Log(name="inner"))
         zero(model)
         anynan.keras.track(model)
-        with pytest.raises(anynan.NonFiniteError) as caught:
-            model.fit(*data(), verbose=0)
+        event = failure(model.fit, *data(), verbose=0)
     finally:
         keras.distribution.set_distribution(None)
-    assert caught.value.event.layer == "block.inner"
-    assert caught.value.event.operation.source.line == line(models.__file__, "bad log")
+    assert event.layer == "block.inner"
+    assert event.operation.source.line == line(models.__file__, "bad log")
 
 
 def test_plain_calls_run_as_they_are():

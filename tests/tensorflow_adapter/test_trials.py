@@ -13,6 +13,7 @@ from tensorflow.python.framework import op_def_library
 import anynan
 from tests.flat import split
 from tests.keras_adapter import models
+from tests.failing import failure
 
 pytestmark = pytest.mark.tier(2)
 
@@ -20,9 +21,7 @@ X = tf.constant([0.0, 1.0, 2.0])
 
 
 def failing(run, *args):
-    with pytest.raises(anynan.NonFiniteError) as caught:
-        run(*args)
-    event = caught.value.event
+    event = failure(run, *args)
     assert anynan.Event.from_json(event.to_json()) == event
     return event
 

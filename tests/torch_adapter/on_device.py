@@ -21,6 +21,7 @@ from anynan.torch.doctor import devices
 from tests.flat import split
 from tests.torch_adapter import device
 from tests.torch_adapter.training import Fault, assert_same, bad, seed
+from tests.failing import failure
 
 SLATE = device.NAME
 READS_OF_A_CLEAN_STEP = 1
@@ -324,9 +325,7 @@ def test_what_an_update_makes_bad_is_an_event_of_the_optimizer() -> None:
     run.updates.param_groups[0]["lr"] = torch.inf
     run.steps(1)
     assert len(run.reads[-1]) == READS_OF_A_CLEAN_STEP
-    with pytest.raises(NonFiniteError) as caught:
-        run.steps(1)
-    event = caught.value.event
+    event = failure(run.steps, 1)
     assert event.phase == "optimizer"
     assert event.cause is not None
     assert event.cause.tag == "optimizer_setting_bad"
@@ -376,9 +375,8 @@ def test_what_is_made_for_the_host_is_not_made_on_the_default_device() -> None:
         with device.counted() as reads:
             step(torch.ones(3, 4))
         assert len(reads) == 1 + READS_OF_A_CLEAN_STEP
-    with pytest.raises(NonFiniteError) as caught:
-        step(torch.full((3, 4), 1e30))
-    assert caught.value.event.operation is not None
+    event = failure(step, torch.full((3, 4), 1e30))
+    assert event.operation is not None
     step.remove()
 
 

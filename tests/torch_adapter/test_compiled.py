@@ -25,6 +25,7 @@ from anynan._steps.tracked import inside
 from anynan.torch.graphs.compiler import eager, whole
 from anynan.torch.graphs.fixed import Board
 from tests.flat import split
+from tests.failing import failure
 
 pytestmark = pytest.mark.tier(2)
 
@@ -178,9 +179,7 @@ def test_readings_are_those_of_the_eager_model_in_as_many_graphs_and_the_origin_
     assert len(tracker.history) == 9
     assert not tracker.notes
     spoil(net)
-    with pytest.raises(NonFiniteError) as caught:
-        train(call, net, 2)
-    event = caught.value.event
+    event = failure(train, call, net, 2)
     assert (event.layer, event.phase, event.kind, event.step) == ("blocks.1", "forward", "nan", 9)
     assert event.operation.name == "log"
     assert event.operation.source.file == __file__
@@ -296,9 +295,8 @@ def test_a_tracked_step_around_a_compiled_model() -> None:
     assert (None, "loss", "loss") in readings
     spoil(net)
     before = [p.clone() for p in net.parameters()]
-    with pytest.raises(NonFiniteError) as caught:
-        step(torch.randn(4, 8))
-    assert caught.value.event.operation.name == "log"
+    event = failure(step, torch.randn(4, 8))
+    assert event.operation.name == "log"
     assert all(torch.equal(p, q) for p, q in zip(net.parameters(), before, strict=True))
     step.remove()
 
@@ -417,10 +415,9 @@ def test_a_fault_that_is_only_there_when_compiled() -> None:
     model = nn.Sequential(nn.Linear(4, 4), Odd())
     call = torch.compile(model, backend=BACKEND)
     tracker = anynan.torch.track(call)
-    with pytest.raises(NonFiniteError) as caught:
-        call(torch.randn(2, 4))
-    assert caught.value.event.layer == "1"
-    assert "appears only in compiled code" in " ".join(caught.value.event.notes)
+    event = failure(call, torch.randn(2, 4))
+    assert event.layer == "1"
+    assert "appears only in compiled code" in " ".join(event.notes)
     tracker.remove()
 
 

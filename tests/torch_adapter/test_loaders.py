@@ -7,6 +7,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import anynan
+from tests.failing import failure
 
 
 def loader(*, bad: bool = False) -> DataLoader[Any]:
@@ -21,9 +22,8 @@ def test_accelerate_prepares_before_a_loader_is_watched_or_says_so() -> None:
     accelerator = accelerate.Accelerator(cpu=True)
     with pytest.raises(TypeError, match="once it is watched: do that first"):
         accelerator.prepare(torch.nn.Linear(4, 1), anynan.watch(loader()))
-    with pytest.raises(anynan.NonFiniteError) as caught:
-        list(anynan.watch(accelerator.prepare(loader(bad=True))))
-    assert caught.value.event.step == 2
+    event = failure(list, anynan.watch(accelerator.prepare(loader(bad=True))))
+    assert event.step == 2
 
 
 @pytest.mark.filterwarnings("ignore")

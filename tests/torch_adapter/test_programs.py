@@ -25,6 +25,7 @@ from tests.torch_adapter.training import (
     live_tensors,
     seed,
 )
+from tests.failing import failure
 
 # PyTorch's own, from the inner one of two nested reentrant regions.
 pytestmark = pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
@@ -91,9 +92,7 @@ def test_the_fault_is_named(name: str, track: str, options: Any, armed: str) -> 
             run.tracker.remove()
         (event,) = run.tracker.events
     else:
-        with pytest.raises(NonFiniteError) as caught:
-            run.step()
-        event = caught.value.event
+        event = failure(run.step)
     found = event.operation
     assert (event.layer, event.phase, event.step) == (run.layer, armed, 1)
     if "level" not in options:  # else a call of the model is run again alone, and counts its own
@@ -191,9 +190,7 @@ def test_layers_put_in_after_tracking_are_watched(track: str, read: Any) -> None
     assert "first.down.weight" in {r.site.parameter for r in run.tracker.history if r.step == 1}
     assert not run.tracker.notes
     fault.armed = "backward"
-    with pytest.raises(NonFiniteError) as caught:
-        run.step()
-    event = caught.value.event
+    event = failure(run.step)
     assert (event.layer, event.phase, event.operation.name) == ("first.fault", "backward", "sqrt")
     run.tracker.remove()
     assert not any(module._forward_hooks for module in model.modules())
@@ -208,9 +205,8 @@ def test_a_bad_weight_that_is_put_in_is_seen() -> None:
     with torch.no_grad():
         layer.bias[1] = torch.inf
     model.first = layer
-    with pytest.raises(NonFiniteError) as caught:
-        run.step()
-    assert (caught.value.event.phase, caught.value.event.parameter) == ("parameter", "first.bias")
+    event = failure(run.step)
+    assert (event.phase, event.parameter) == ("parameter", "first.bias")
 
 
 # Between the backward pass and the update.
@@ -257,9 +253,7 @@ def test_a_gradient_that_only_a_weight_gets(name: str, track: str, read: Any) ->
 
     model.fault = Ignore(Odd())
     run.it.optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(NonFiniteError) as caught:
-        run.step()
-    event = caught.value.event
+    event = failure(run.step)
     assert event.operation.source is not None
     assert event.phase == "backward"
     assert event.layer == "fault.0"

@@ -17,6 +17,7 @@ from anynan import AnynanWarning, NonFiniteError
 from anynan.torch.update import updates
 from tests.flat import split
 from tests.torch_adapter.training import Fault, Net, bad, batch, hooks_on, train
+from tests.failing import failure
 
 
 def deep() -> nn.Sequential:
@@ -207,9 +208,7 @@ def test_outputs_of_every_shape(kind: str) -> None:
     make, name = SHAPES[kind]
     outer = Wrap(Shaped(make, lambda x: torch.log(-1 - x.abs())))
     anynan.torch.track(outer)
-    with pytest.raises(NonFiniteError) as caught:
-        outer(batch())
-    event = caught.value.event
+    event = failure(outer, batch())
     assert (event.layer, event.tensor, event.operation.name) == ("inside", f"output{name}", "log")
 
 
@@ -219,9 +218,7 @@ def test_gradients_of_outputs_of_every_shape(kind: str) -> None:
     model = Wrap(Shaped(make, lambda x: x * 2))
     anynan.torch.track(model)
     second = eval(f"out{name}", {"out": model(batch())})
-    with pytest.raises(NonFiniteError) as caught:
-        torch.sqrt(0 * second).sum().backward()
-    event = caught.value.event
+    event = failure(lambda: torch.sqrt(0 * second).sum().backward())
     assert (event.phase, event.operation.name) == ("backward", "sqrt")
 
 
@@ -245,9 +242,8 @@ def test_positional_inputs_are_named_after_the_argument() -> None:
 
     model = Two()
     anynan.torch.track(model)
-    with pytest.raises(NonFiniteError) as caught:
-        model(batch(), {"mask": torch.full((4,), torch.nan)})
-    assert caught.value.event.tensor == "extra['mask']"
+    event = failure(model, batch(), {"mask": torch.full((4,), torch.nan)})
+    assert event.tensor == "extra['mask']"
 
 
 # Shapes of models.
