@@ -11,7 +11,7 @@ import anynan
 def failure(call: Callable[..., object], *args: Any, **options: Any) -> Any:
     """Call something that must end in a report, and give the report's event.
 
-    To the type checker it is `Any`: what a test reads of it is there, or the test fails.
+    To the type checker it is `Any`.
     """
     with pytest.raises(anynan.NonFiniteError) as caught:
         call(*args, **options)

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pytest
 
 import anynan
-from tests.flat import split
 from tests.failing import failure
+from tests.flat import split
 
 NAN, INF = float("nan"), float("inf")
 Array = np.ndarray[Any, Any]

@@ -39,9 +39,7 @@ def test_the_report_names_the_array_the_kind_and_the_line() -> None:
 
 def test_the_event_points_at_the_line_that_called() -> None:
     event = event_of(BAD, "x")
-    assert event.operation is not None
     source = event.operation.source
-    assert source is not None
     assert source.file == __file__
     assert source.function == "event_of"
     assert "anynan.check(x" in source.text
@@ -79,7 +77,6 @@ def test_a_structured_array_is_searched_field_by_field() -> None:
     x["pose"]["angle"][2] = NAN
     event = event_of(x, "log")
     assert event.tensor == "log['pose']['angle']"
-    assert event.summary is not None
     assert event.summary.first_bad == (2,)
 
 
@@ -316,7 +313,6 @@ def test_the_columns_of_a_table_are_looked_at_together() -> None:
             spoilt.iloc[3, 57] = bad
             event = failure(anynan.check, spoilt, "x")
             assert event.tensor == f"x[{spoilt.columns[57]!r}]"
-            assert event.summary is not None
             assert event.summary.first_bad == (3,)
     twice = pd.DataFrame(values, columns=["same"] * 60)
     twice.iloc[1, 59] = np.nan

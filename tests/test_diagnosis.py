@@ -80,7 +80,6 @@ def weight() -> Investigation:
 
 def converted() -> Investigation:
     found = case(IN, LAYER, came_in=True, replayed=replay("constant"))
-    assert found.replayed is not None
     found.replayed.records[0].name = "add"
     return found
 
@@ -137,7 +136,6 @@ def test_an_input_that_came_to_nothing_before_is_not_to_blame() -> None:
     found = case(IN, LAYER, came_in=True)
     found.came_in = [BadInput(found.rows.reading(0), "nan", Evidence("toy"), harmless=True)]
     event = diagnose(found)
-    assert event is not None
     assert event.phase == "forward"
     assert "args[0] came in bad, too; whether it matters is not known" in event.notes[0]
 

@@ -42,9 +42,7 @@ def test_a_record_that_fails_leaves_name_and_line(
     tracker = anynan.track(logged, action="record", advanced=anynan.Advanced(read=read))
     assert tracker(np.zeros(2)).shape == (2,)
     (event,) = tracker.events
-    assert event.operation is not None
     assert (event.operation.name, event.kind) == ("log", "nan")
-    assert event.operation.source is not None
     assert event.operation.source.text == "return np.log(x - 1.0)"
     assert any("RuntimeError ours, not yours" in note for note in event.notes)
 
@@ -62,7 +60,6 @@ def test_complex_arrays_of_the_standard_are_described() -> None:
     tracker = anynan.track(lambda x: x / (x - x), action="record")
     tracker(strict.asarray([1 + 1j]))
     (event,) = tracker.events
-    assert event.cause is not None
     assert (event.cause.tag, event.cause.evidence) == (
         "divide_by_zero", "(1.0+1j) / (0.0+0j) at [0]",
     )  # fmt: skip
@@ -72,7 +69,6 @@ def test_a_summary_that_fails_costs_the_summary(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(toy.ToyAdapter, "measure", broken)
     event = toy_event(toy_model())
     assert (event.layer, event.kind) == ("a", "nan")
-    assert event.operation is not None
     assert event.operation.name == "log"
 
 
@@ -88,7 +84,6 @@ def test_a_rule_that_fails_costs_the_cause(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(causes, "RULES", (rule,))
     event = toy_event(toy_model())
     assert event.operation is not None
-    assert event.cause is not None
     assert "rule broken failed here (RuntimeError ours, not yours)" in event.cause.text
 
 

@@ -18,9 +18,6 @@ def soft(x: Any, w: Any) -> Any:
 def test_the_line_that_overflows_is_found_and_the_plan_keeps_it() -> None:
     report = anynan.precision(soft, X, W)
     found, plan = report.first(), report.plan
-    assert found is not None
-    assert found.source is not None
-    assert plan is not None
     assert (found.name, found.kind) == ("exp", "overflow")
     assert found.bits == pytest.approx(-7.08, abs=0.01)
     assert (list(plan.layers), plan.finite) == ([], True)
@@ -43,7 +40,6 @@ def test_bfloat16_has_the_range() -> None:
 
 def test_a_number_that_becomes_0_breaks_what_divides_by_it() -> None:
     found = anynan.precision(lambda x: 1 / (x * 1e-5), X * 1e-4).first()
-    assert found is not None
     assert (found.name, found.kind) == ("divide", "overflow")
 
 

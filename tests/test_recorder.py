@@ -298,9 +298,7 @@ NAMED: list[tuple[str, Callable[..., Any], Array]] = [
 def test_operation_is_named(name: str, program: Any, x: Array, read: Any) -> None:
     x = x.copy()
     event = caught(program, x, read=read)
-    assert event.operation is not None
     assert event.operation.name == name
-    assert event.operation.source is not None
     assert event.operation.source.file == __file__
     assert event.backend == "numpy"
     assert (event.layer, event.phase) == ("", "forward")
@@ -314,7 +312,6 @@ def test_functions_of_numpys_own_are_one_operation_with_the_users_line() -> None
     with pytest.raises(ZeroDivisionError):
         track(program)(X)
     event = caught(lambda x: np.cov(x[:1, :1]), X)
-    assert event.operation is not None
     assert event.operation.name == "cov"
 
 
@@ -415,7 +412,6 @@ def test_a_bad_argument_is_named_with_its_rows() -> None:
     batch = {"image": np.array([[1.0, 2.0], [NAN, 1.0], [1.0, INF]]), "n": np.arange(3)}
     event = caught(lambda batch, k: batch["image"] * k, batch, 2.0)
     assert (event.phase, event.tensor, event.kind) == ("input", "batch['image']", "nan")
-    assert event.cause is not None
     assert event.cause.evidence == "2 of 3 rows are bad: 1, 2"
 
 
@@ -437,7 +433,6 @@ def test_in_place_operations_know_what_was_there_before() -> None:
         return x
 
     event = caught(program, np.ones(3))
-    assert event.cause is not None
     assert (event.cause.tag, event.cause.evidence) == (
         "divide_by_zero", "1.0 / 0.0 at [0], 3 zero divisors in all",
     )  # fmt: skip
@@ -451,7 +446,6 @@ def test_a_write_through_a_view_spoils_its_base() -> None:
         return y
 
     event = caught(program, ONES)
-    assert event.operation is not None
     assert event.operation.name == "log"
 
 
@@ -462,7 +456,6 @@ def test_what_a_view_wrote_is_followed_through_a_copy_of_its_base() -> None:
         return y.copy().sum()
 
     event = caught(program, ONES)
-    assert event.operation is not None
     assert event.operation.name == "log"
 
 
@@ -475,9 +468,6 @@ def test_the_origin_is_followed_through_many_operations() -> None:
 
     for read in ("immediate", "end"):
         event = caught(program, ONES, read=read)
-        assert event.operation is not None
         assert (event.operation.name, event.kind) == ("exp", "posinf")
-        assert event.operation.source is not None
         assert event.operation.source.text.endswith("# made here")
-        assert event.then is not None
         assert event.then.name == "subtract"

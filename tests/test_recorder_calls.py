@@ -12,8 +12,8 @@ import pytest
 
 import anynan
 from tests.counting import python_calls
-from tests.recorded import centre, entropy, failing, line_of
 from tests.failing import failure
+from tests.recorded import centre, entropy, failing, line_of
 
 
 def pair(x: Any, y: float) -> Any:
@@ -196,7 +196,6 @@ def test_a_second_run_begins_with_the_containers_as_they_were() -> None:
         with pytest.raises(anynan.NonFiniteError) as caught:
             tracked(params, seen, np.ones(2))
     event = caught.value.event
-    assert event.cause is not None
     assert event.cause.tag == "sqrt_of_negative"
     assert event.notes == ()
     assert kept.tolist() == [1.0, 3.0]
@@ -231,9 +230,7 @@ def test_state_two_attributes_down_is_told_in_the_step_that_spoils_it(level: Any
     network = Network()
     event = failing(network.step, np.full((2, 2), 0.1), level=level)
     assert event.step == 0
-    assert event.operation is not None
     assert event.operation.name == "sqrt"
-    assert event.operation.source is not None
     assert event.operation.source.line == line_of(Dense.update, "np.sqrt")
     assert type(network.layers[0].weight) is np.ndarray
 
@@ -248,7 +245,6 @@ def test_a_global_that_the_call_spoils_is_told_in_that_step() -> None:
         return 0.0
 
     event = failing(update, np.array([1.0, 0.0, 1.0]))
-    assert event.operation is not None
     assert event.operation.name == "divide"
 
 
@@ -283,8 +279,6 @@ def test_a_nan_in_a_call_that_gives_nothing_to_read_is_told_once() -> None:
     assert "Suspect: NaN first appeared in `silent`" in text
     assert "invalid value in divide" in text
     (event,) = tracked.events
-    assert event.operation is not None
-    assert event.operation.source is not None
     assert event.operation.source.line == line_of(silent, "rho / rho")
     assert "nothing went bad" not in tracked.report()
 
@@ -305,7 +299,6 @@ def test_the_cause_is_named_after_many_iterations_that_hid_the_same() -> None:
         return loss
 
     event = failing(fit, np.array([1.0, 0.0]))
-    assert event.cause is not None
     assert event.cause.tag == "log_of_zero"
 
 
@@ -338,8 +331,6 @@ def test_arrays_that_the_function_makes_itself_are_watched_where_nothing_else_ex
     function: Any, argument: Any, name: str, tag: str
 ) -> None:
     event = failing(function, argument)
-    assert event.operation is not None
-    assert event.cause is not None
     assert (event.operation.name, event.cause.tag) == (name, tag)
     assert event.operation.source is not None
     text = "offset = " if function is simulate else "spread[:, 0] / seen"
@@ -368,14 +359,12 @@ class Pipeline:
 def test_a_library_that_refuses_a_bad_argument_is_told_with_the_argument() -> None:
     event = failing(Estimator().fit, np.array([1.0, np.nan, 2.0]))
     assert (event.phase, event.tensor, event.notes) == ("input", "x", ())
-    assert event.cause is not None
     assert "1 of 3 rows is bad: 1" in event.cause.evidence
 
 
 def test_a_library_that_refuses_an_inf_is_told_with_the_operation_that_made_it() -> None:
     event = failing(Pipeline().fit, np.array([1.0, 0.0]))
     assert event.kind == "neginf"
-    assert event.cause is not None
     assert event.cause.tag == "log_of_zero"
 
 

@@ -122,13 +122,11 @@ def event_of(fault: Fault) -> anynan.Event:
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.tag)
 def test_cause_is_named(fault: Fault) -> None:
     event = event_of(fault)
-    assert event.cause is not None
     assert event.cause.tag == fault.tag, event.cause
     assert fault.evidence in event.cause.evidence
     if fault.operation is None:
         assert event.operation is None
         return
-    assert event.operation is not None
     assert event.operation.name == fault.operation
     assert event.operation.source is not None
     lines, first = inspect.getsourcelines(fault.program)
@@ -146,7 +144,6 @@ def test_divergence_over_many_steps() -> None:
     with pytest.raises(anynan.NonFiniteError) as caught:
         for _ in range(30):
             weight = step(weight)
-    assert caught.value.event.cause is not None
     assert caught.value.event.cause.tag == "learning_rate_divergence"
 
 
@@ -154,7 +151,6 @@ def test_a_limit_is_a_cause() -> None:
     policy = anynan.Policy(large=10.0, bad=("large",))
     fault = Fault("beyond_limit", None, lambda x: x * 11, ONES, options={"policy": policy})
     event = event_of(fault)
-    assert event.cause is not None
     assert event.cause.tag == "beyond_limit"
 
 
@@ -166,7 +162,6 @@ def test_a_constant_of_the_code_is_a_cause() -> None:
 
     event = event_of(Fault("written_constant", "hypot", program, ONES))
     assert (event.phase, event.layer) == ("loss", None)
-    assert event.cause is not None
     assert (event.cause.tag, event.cause.evidence) == (
         "written_constant", "value is the constant inf",
     )  # fmt: skip
@@ -191,7 +186,6 @@ def test_a_complex_quotient_is_quoted_whole() -> None:
     with pytest.raises(anynan.NonFiniteError) as caught, np.errstate(all="ignore"):
         divide(np.array([1 + 2j, 3 + 0j]), np.array([1 + 0j, 0j]))
     cause = caught.value.event.cause
-    assert cause is not None
     assert cause.tag == "divide_by_zero"
     assert cause.text == "a complex number divided by 0 is NaN"
     assert "(3.0+0j) / (0.0+0j) at [1]" in str(caught.value)

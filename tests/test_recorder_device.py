@@ -87,10 +87,7 @@ def test_a_clean_call_brings_one_small_copy_and_its_result_stays(
 @pytest.mark.parametrize("level", ["step", "layer", "operation"])
 def test_a_fault_is_named_with_cause_and_line(moves: list[int], level: Any) -> None:
     event = failure(anynan.track(attention, level=level), batch(), scale=1e4)
-    assert event.operation is not None
-    assert event.cause is not None
     assert (event.operation.name, event.cause.tag) == ("exp", "exp_overflow")
-    assert event.operation.source is not None
     assert event.operation.source.text == "grown = xp.exp(scores)"
     assert event.operation.inputs[0].device == "device1"
     assert event.operation.inputs[0].max is not None
@@ -101,7 +98,9 @@ def test_a_fix_is_tried_on_the_device() -> None:
     def loss(p: Any) -> Any:
         return xp.sum(xp.log(p))
 
-    event = failure(anynan.track(loss, advanced=anynan.Advanced(read="immediate")), there([-1.0, 1.0]))
+    event = failure(
+        anynan.track(loss, advanced=anynan.Advanced(read="immediate")), there([-1.0, 1.0])
+    )
     assert event.tried is not None
 
 
@@ -160,5 +159,4 @@ def test_a_second_run_begins_on_the_device_where_its_memory_is_the_hosts() -> No
         return xp.log(x) + y
 
     event = failure(anynan.track(step), there([1.0, 2.0]), there([0.0, 0.0]))
-    assert event.operation is not None
     assert event.operation.inputs[0].min == -1.0

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import anynan
-from tests.recorded import entropy, failing, line_of
 from tests.failing import failure
+from tests.recorded import entropy, failing, line_of
 
 
 def test_the_function_gets_its_own_arrays() -> None:
@@ -32,9 +32,6 @@ def test_the_function_gets_its_own_arrays() -> None:
 def test_operation_line_and_cause_come_from_a_second_run() -> None:
     event = failing(entropy, np.array([0.5, 0.0]))
     operation, cause = event.operation, event.cause
-    assert operation is not None
-    assert cause is not None
-    assert operation.source is not None
     assert (operation.name, cause.tag) == ("log", "log_of_zero")
     assert operation.source.line == line_of(entropy, "np.log")
 
@@ -46,7 +43,6 @@ def test_an_argument_that_is_written_into_is_read_and_run_again_from_what_it_was
 
     x = np.array([2.0, 2.0])
     event = failing(centre, x)
-    assert event.operation is not None
     assert event.operation.name == "divide"
     assert event.operation.inputs[0].max == 0
     assert np.isnan(x).all()  # as without anynan: written once, by the first run
@@ -74,8 +70,6 @@ def test_where_the_second_run_is_another_the_error_log_names_the_line() -> None:
 
     event = failing(first_time, np.ones(3))
     operation = event.operation
-    assert operation is not None
-    assert operation.source is not None
     assert operation.name == "sqrt"
     assert operation.source.line == line_of(first_time, "np.sqrt")
     assert any("error log of the first run" in note for note in event.notes)
@@ -96,7 +90,6 @@ def test_random_numbers_are_those_of_the_first_run() -> None:
     after = np.random.rand()  # noqa: NPY002
     np.random.seed(3)  # noqa: NPY002
     event = failing(draw, np.ones(1))
-    assert event.operation is not None
     assert event.operation.inputs[0].min == pytest.approx(-expected)
     assert np.random.rand() == after  # noqa: NPY002
 
@@ -192,7 +185,6 @@ def test_what_a_call_hid_is_not_told_of_the_next() -> None:
             tracked(x, True)
         event = failure(tracked, x, False)
     operation = event.operation
-    assert operation is not None
     assert operation.name == "sqrt"
 
 
@@ -208,7 +200,6 @@ def test_a_check_inside_fails_with_the_origin_and_obeys_the_action() -> None:
         return x
 
     event = failing(checked, np.ones(2))
-    assert event.operation is not None
     assert event.operation.name == "sqrt"
     tracked = anynan.track(checked, action="record")
     with np.errstate(all="ignore"):
@@ -253,7 +244,6 @@ def test_what_the_code_counts_is_what_the_first_run_found() -> None:
         return np.log(x - state["n"])
 
     event = failing(count, np.full(1, 0.5))
-    assert event.operation is not None
     assert event.operation.inputs[0].max == -0.5
     assert (state["n"], calls) == (1, [1])  # as after one run
 
@@ -267,7 +257,6 @@ def test_what_was_put_into_an_argument_is_judged_and_not_called_bad_input() -> N
     event = failing(step, params)
     assert event.phase == "forward"
     assert event.tensor in ("params['w']", "params['new']")
-    assert event.operation is not None
     assert event.operation.name == "log"
     assert event.operation.inputs[0].min == -1
     assert np.isnan(params["w"]).tolist() == [True, False]
@@ -281,7 +270,6 @@ def test_an_object_is_run_again_as_it_was() -> None:
     state = SimpleNamespace(w=np.ones(2))
     event = failing(step, state, np.ones(2))
     assert (event.tensor, event.phase) == ("state.log", "forward")
-    assert event.operation is not None
     assert event.operation.inputs[0].max == -2
     assert state.w.tolist() == [-2, -2]
 
@@ -290,7 +278,6 @@ def test_arrays_of_another_library_are_run_again_from_what_they_were() -> None:
     torch = pytest.importorskip("torch")
     event = failing(lambda x: x.sub_(x.max()).log_().mul(x), torch.arange(3.0))
     assert event.phase == "forward"
-    assert event.operation is not None
     assert event.operation.name == "log"
 
 
@@ -309,7 +296,6 @@ def test_the_trail_is_that_of_the_scopes() -> None:
 def test_a_loader_inside_does_not_accuse_the_data() -> None:
     event = failing(lambda x: [y.sum() for y in anynan.watch([np.log(-x)])], np.ones(2))
     assert event.phase == "forward"
-    assert event.operation is not None
     assert event.operation.name == "log"
     tracked = anynan.track(lambda x: [x.sum() for x in anynan.watch([np.full(2, np.nan)])])
     with pytest.raises(anynan.NonFiniteError) as caught:

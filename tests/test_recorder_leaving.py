@@ -35,7 +35,6 @@ def event_of(function: Callable[..., Any], *args: Any, **options: Any) -> anynan
 
 
 def tag_of(event: anynan.Event) -> str:
-    assert event.cause is not None
     return event.cause.tag
 
 
@@ -71,9 +70,7 @@ def out(x: Any) -> None:
 def test_a_nan_written_into_an_argument(program: Any, name: str, read: str) -> None:
     event = event_of(program, np.array([1.0, 2.0]), read=read)
     assert (event.phase, event.kind, event.tensor) == ("forward", "nan", "x")
-    assert event.operation is not None
     assert event.operation.name == name
-    assert event.operation.source is not None
     assert event.operation.source.function == program.__name__
 
 
@@ -99,7 +96,6 @@ def test_a_result_put_into_a_container_or_an_object_of_the_caller(read: str) -> 
     for into, tensor in places:
         event = event_of(program, np.ones(2), into, read=read)
         assert event.tensor == tensor
-        assert event.operation is not None
         assert event.operation.name == "log"
         kept = into["y"] if isinstance(into, dict) else into.y
         assert type(kept) is np.ndarray
@@ -204,7 +200,6 @@ def test_a_memmap_is_watched_as_the_array_it_is(tmp_path: Path, read: str) -> No
     path = tmp_path / "x.npy"
     np.save(path, np.array([1.0, 2.0]))
     event = event_of(lambda x: np.log(-x), np.load(path, mmap_mode="r"), read=read)
-    assert event.operation is not None
     assert event.operation.name == "log"
     np.save(path, np.array([1.0, np.nan]))
     event = event_of(lambda x: x * 1, np.load(path, mmap_mode="r"), read=read)
@@ -345,7 +340,6 @@ def by_library(x: Any) -> Any:
 def test_what_is_made_out_of_sight_is_found_in_the_error_log(read: str, level: str) -> None:
     event = event_of(by_library, np.arange(4.0), read=read, level=level)
     operation = event.operation
-    assert operation is not None
     assert operation.source is not None
     line = by_library.__code__.co_firstlineno + 3
     assert (operation.name, operation.source.line) == ("log", line)
@@ -364,7 +358,6 @@ def test_what_no_operation_made_is_not_put_down_to_chance(read: str, level: str)
     x = np.arange(4.0)
     event = event_of(by_library_quietly, x, read=read, level=level)
     assert event.operation is None
-    assert event.cause is not None
     assert not any("random" in note for note in event.notes)
     assert "level=" not in event.cause.fix
     (note,) = [note for note in event.notes if "left anynan's sight" in note]
@@ -402,7 +395,6 @@ def test_a_second_run_that_takes_another_branch_is_not_believed() -> None:
     event = event_of(program, np.array([-1.0]), read="end")
     os.close(source)
     os.close(sink)
-    assert event.operation is not None
     assert (event.operation.name, tag_of(event)) == ("log", "log_of_negative")
     assert any("the second run took another path, sqrt (line" in note for note in event.notes)
 
@@ -417,7 +409,6 @@ def test_a_second_run_with_other_values_is_not_believed() -> None:
     event = event_of(program, np.ones(1), read="end")
     os.close(source)
     os.close(sink)
-    assert event.operation is not None
     assert event.operation.inputs[0].min == -1.0
     assert any("the second run had other values, at log" in note for note in event.notes)
 
@@ -438,8 +429,6 @@ def test_where_no_second_run_can_be_believed_the_library_itself_is_quoted(
     with np.errstate(all="ignore"), pytest.raises(anynan.NonFiniteError) as caught:
         anynan.track(lambda x: make(x * left.get()))(np.ones(2))
     event = caught.value.event
-    assert event.operation is not None
-    assert event.cause is not None
     assert (event.operation.name, event.cause.tag) == (name, tag)
     assert event.cause.text.endswith(f"the library itself reported: {said}")
 
@@ -453,7 +442,6 @@ def test_a_second_run_takes_nothing_from_what_cannot_keep_it() -> None:
         return np.log(x * values.get())
 
     event = event_of(program, np.ones(1), read="end")
-    assert event.operation is not None
     assert event.operation.inputs[0].min == -1.0
     assert any("it would have taken more from `values`" in note for note in event.notes)
     assert values.get() == -500.0
@@ -470,7 +458,6 @@ def test_a_second_run_is_given_what_the_first_took(held: Any) -> None:
         return float(next(values) if held is iter else values.get())
 
     event = event_of(lambda x: np.log(x * take()), np.ones(1), read="end")
-    assert event.tried is not None
     assert event.tried.outcome == "finite"
     assert take() == -500.0
 
@@ -498,7 +485,6 @@ def test_the_exception_of_code_that_refuses_a_bad_value_carries_the_report(read:
     with pytest.raises(ValueError, match="Input X contains NaN"):
         tracker(np.ones(3))
     (event,) = tracker.events
-    assert event.operation is not None
     assert (event.operation.name, event.severity) == ("divide", "bad")
 
 
@@ -519,7 +505,6 @@ def test_an_exception_over_a_bad_value_takes_the_report_along(
     with pytest.raises(Exception, match=r"finite|nan|NaN|assert|isfinite") as caught:
         tracker(np.ones((2, 2)))
     (event,) = tracker.events
-    assert event.operation is not None
     assert event.operation.name == "log"
     broke = caught.value.__cause__ if action == "raise" else caught.value
     assert isinstance(broke, np.linalg.LinAlgError if way == "solver" else AssertionError)
@@ -552,8 +537,6 @@ def test_an_operand_that_was_made_out_of_sight_is_found_in_the_error_log(
 
     event = event_of(mixed, np.ones(3), read=read, level=level)
     operation = event.operation
-    assert operation is not None
-    assert operation.source is not None
     assert (operation.name, operation.source.text) == ("divide", "return x + hidden / hidden")
     assert any("NumPy's error log has: invalid value in divide" in note for note in event.notes)
 
@@ -566,7 +549,6 @@ def test_of_two_errors_out_of_sight_none_is_named_and_both_are_told(read: str) -
         return x + hidden / hidden + unused * 0
 
     event = event_of(mixed, np.ones(3), read=read, level="layer")
-    assert event.operation is not None
     assert event.operation.name == "add", "where the value came into sight"
     assert any("log at" in note and "divide at" in note for note in event.notes)
 
@@ -585,7 +567,6 @@ def test_what_was_bad_before_is_not_put_down_to_an_error_out_of_sight(
         return x + masked + HOLED
 
     event = event_of(mixed, np.ones(3), read=read, level=level)
-    assert event.operation is not None
     assert event.operation.name == "add"
     assert tag_of(event) == "bad_input"
 

@@ -86,12 +86,8 @@ def test_the_report_is_the_same(library: Space) -> None:
     event = failure(track(attention), library.array(batch()), scale=100.0)
     assert event.backend == library.backend.library
     assert (event.layer, event.phase, event.kind) == ("softmax", "forward", "posinf")
-    assert event.operation is not None
-    assert event.then is not None
-    assert event.cause is not None
     assert (event.operation.name, event.then.name) == ("exp", "divide")
     assert event.cause.tag == "exp_overflow"
-    assert event.operation.source is not None
     assert event.operation.source.text == "grown = xp.exp(scores)"
     assert [layer for layer, _ in event.trail] == ["scores", "softmax"]
     assert event.operation.inputs[0].shape == (3, 3)
@@ -121,7 +117,6 @@ def test_reading_every_n_calls_finds_it_later(library: Space) -> None:
     assert not tracker.events
     event = failure(tracker, library.array(batch()))
     assert (event.step, event.layer) == (0, "softmax")
-    assert event.operation is not None
     assert event.operation.name == "exp"
 
 
@@ -145,7 +140,6 @@ def test_arguments_that_were_overwritten_are_not_used_again() -> None:
 
     event = failure(track(program, advanced=anynan.Advanced(read="end")), torch.array([1.0, 2.0]))
     assert calls == [1]
-    assert event.operation is not None
     assert event.operation.name == "log"
     assert "wrote into its own arguments" in event.notes[0]
 
@@ -159,9 +153,10 @@ def test_arguments_that_were_replaced_are_not_used_again() -> None:
         params["w"] = xp.log(params["w"] - 2.0)
         return params["w"]
 
-    event = failure(track(step, advanced=anynan.Advanced(read="end")), {"w": strict.array([1.0, 2.0])})
+    event = failure(
+        track(step, advanced=anynan.Advanced(read="end")), {"w": strict.array([1.0, 2.0])}
+    )
     assert event.phase == "forward"
-    assert event.operation is not None
     assert event.operation.name == "log"
     assert "wrote into its own arguments" in event.notes[0]
 
@@ -183,7 +178,6 @@ def test_torch_in_place_and_methods() -> None:
         assert torch.equal(ours[2].values, plain[2].values)
         assert ours[3] == plain[3]
     event = failure(track(lambda x: x.sub_(x.max()).log_().mul(x)), torch.arange(3.0))
-    assert event.operation is not None
     assert event.operation.name in ("log", "multiply", "mul")
 
 
@@ -200,7 +194,6 @@ def test_jax_functional_updates() -> None:
     x = space.array([1.0, 2.0, 3.0])
     assert track(program)(x).tolist() == program(x).tolist()
     event = failure(track(lambda x: x.at[0].set((x / (x - x))[0]) * 2), x)
-    assert event.operation is not None
     assert event.operation.name == "divide"
 
 
@@ -242,9 +235,7 @@ class TestDask:
         x = self.da.ones(4, chunks=2)
         event = failure(track(lambda x: np.log(x - 2).sum()), x)
         assert event.backend == "dask"
-        assert event.operation is not None
         assert event.operation.name == "log"
-        assert event.cause is not None
         assert event.cause.evidence == "log(-1.0) at [0], 4 NaN in all"
 
     def test_chunks_of_unknown_size(self) -> None:
@@ -252,7 +243,6 @@ class TestDask:
         result = track(lambda x: x[x > 5] + 1)(x)
         assert result.compute().tolist() == []
         event = failure(track(lambda x: np.sqrt(x[x < 0])), x)
-        assert event.operation is not None
         assert event.operation.name == "sqrt"
 
     def test_writing_into_a_lazy_array(self) -> None:

@@ -151,7 +151,6 @@ def test_every_format_gives_what_is_in_the_arrays(
         if found.tensor.name == "ids":
             assert counts is None
             continue
-        assert counts is not None
         assert (counts.nan, counts.posinf, counts.neginf) == (
             wanted.nan, wanted.posinf, wanted.neginf,
         )  # fmt: skip
@@ -235,7 +234,6 @@ def test_the_scales_of_quantised_blocks_are_looked_at(tmp_path: Path) -> None:
     for found in file.tensors:
         assert found.first is not None
         assert found.first[0] == 3
-        assert found.tally is not None
         assert found.tally.bad == 1
 
 
@@ -258,7 +256,6 @@ def test_gguf_is_read_as_its_own_library_writes_it(tmp_path: Path) -> None:
     writer.close()
     found = {each.tensor.name: each for each in only(tmp_path / "x.gguf").tensors}
     assert found["w"].first == (3, 7)
-    assert found["q"].tally is not None
     assert found["q"].tally.bad == 0
 
 

@@ -41,7 +41,6 @@ def through(*paths: str, **options: Any) -> Source | None:
 
 def test_the_callers_own_line_is_found() -> None:
     source = user_source()  # this very line
-    assert source is not None
     assert (source.file, source.function) == (
         __file__,
         "test_the_callers_own_line_is_found",
@@ -56,19 +55,16 @@ def test_frames_can_be_left_out() -> None:
         return user_source(skip=2)
 
     source = helper()
-    assert source is not None
     assert source.function == "test_frames_can_be_left_out"
 
 
 def test_a_frame_can_be_given() -> None:
     source = user_source(sys._getframe())
-    assert source is not None
     assert source.function == "test_a_frame_can_be_given"
 
 
 def test_a_library_is_passed_and_kept_beside_the_line() -> None:
     source = through("lib/functional.py")
-    assert source is not None
     assert (source.file, source.text) == (
         __file__,
         "source: Source | None = call()  # the user's line",
@@ -78,19 +74,16 @@ def test_a_library_is_passed_and_kept_beside_the_line() -> None:
 
 def test_the_innermost_library_frame_is_kept() -> None:
     source = through("outer/a.py", "inner/b.py")
-    assert source is not None
     assert source.via == f"inner{os.sep}b.py:2 in step"
 
 
 def test_another_librarys_frame_says_more_than_the_frameworks() -> None:
     source = through("transformers/loss.py", "frame/nn/functional.py", framework="frame")
-    assert source is not None
     assert source.via == f"transformers{os.sep}loss.py:2 in step"
 
 
 def test_the_frameworks_own_frame_is_kept_where_there_is_no_other() -> None:
     source = through("frame/nn/linear.py", "frame/nn/functional.py", framework="frame")
-    assert source is not None
     assert source.via == f"frame{os.sep}nn{os.sep}functional.py:2 in step"
 
 
@@ -101,10 +94,8 @@ def test_the_standard_library_is_no_users_code() -> None:
 
     stdlib = sysconfig.get_paths()["stdlib"]
     source = library("queue.py", stdlib)(user_source)
-    assert source is not None
     assert source.function == "test_the_standard_library_is_no_users_code"
     with block() as inside:
-        assert inside is not None
         assert inside.function == "block"
 
 
@@ -117,7 +108,6 @@ def test_in_a_thread_the_users_function_is_found() -> None:
     thread = threading.Thread(target=work)
     thread.start()
     thread.join(5)
-    assert seen[0] is not None
     assert seen[0].function == "work"
 
 
@@ -129,7 +119,6 @@ def test_without_any_user_frame_the_library_line_is_better_than_nothing() -> Non
 
     stop_here()
     (source,) = seen
-    assert source is not None
     assert source.file == os.path.join(SITE, "lib", "a.py")
     assert source.via is None
 
@@ -202,8 +191,6 @@ def test_a_direct_check_names_the_users_line_inside_a_library(tmp_path: Path) ->
     with pytest.raises(anynan.NonFiniteError) as caught:
         library("lib/check.py")(lambda: anynan.check(np.array([np.nan])))  # checked here
     operation = caught.value.event.operation
-    assert operation is not None
-    assert operation.source is not None
     assert operation.source.text.endswith("# checked here")
 
 
@@ -251,7 +238,6 @@ def test_of_a_call_over_several_lines_all_are_told() -> None:
     source = (0, user_source(
         skip=1,
     ))[1]  # fmt: skip
-    assert source is not None
     assert source.text[source.column : source.end_column] == "user_source( skip=1, )"
 
 
@@ -264,7 +250,6 @@ def test_the_line_of_another_library_is_quoted_and_the_frameworks_is_not() -> No
             source = through(path, framework="frame")
         finally:
             del linecache.cache[file]
-        assert source is not None
         assert source.via == f"{path}:2 in step"
         assert source.via_text == quoted
 

@@ -19,7 +19,6 @@ def bad(x: Any) -> tuple[str, tuple[int, ...] | None]:
     with pytest.raises(anynan.NonFiniteError) as caught:
         anynan.check(x, "x")
     event = caught.value.event
-    assert event.summary is not None
     return event.tensor, event.summary.first_bad
 
 
@@ -121,7 +120,6 @@ class TestTables:
             list(anynan.watch([frame], "table"))
         event = caught.value.event
         assert event.tensor == "table['a']"
-        assert event.cause is not None
         assert event.cause.evidence == "2 of 4 rows are bad: 1, 3"
 
 
@@ -133,7 +131,6 @@ def test_rows_are_those_of_what_is_no_plain_array() -> None:
     ):
         with pytest.raises(anynan.NonFiniteError) as caught:
             list(anynan.watch([x]))
-        assert caught.value.event.cause is not None
         assert caught.value.event.cause.evidence == "1 of 2 rows is bad: 1"
 
 
@@ -170,7 +167,6 @@ def test_no_copy_is_kept(kind: str) -> None:
         assert tracemalloc.get_traced_memory()[0] < 80_000  # a copy has 160 000 bytes
         del x
         assert held() is None
-        assert event.summary is not None
         assert event.summary.nan == found.nan
     finally:
         tracemalloc.stop()

@@ -66,7 +66,6 @@ def test_a_bad_batch_is_named_with_field_and_rows() -> None:
     event = caught.value.event
     assert (event.step, event.phase, event.kind) == (2, "input", "nan")
     assert event.tensor == "train['image']"
-    assert event.cause is not None
     assert (event.cause.tag, event.cause.evidence) == ("bad_input", "2 of 4 rows are bad: 1, 3")
     assert str(caught.value).splitlines()[0] == "NaN came in with the batch of step 2"
     assert anynan.Event.from_json(event.to_json()) == event
@@ -97,7 +96,6 @@ def test_the_report() -> None:
 def test_labels_are_told_apart() -> None:
     batch = good() | {"label": np.array([1.0, NAN, 0.0, 0.0])}
     event = failure(list, anynan.watch([batch]))
-    assert event.cause is not None
     assert event.cause.tag == "bad_label"
 
 
@@ -172,7 +170,6 @@ def test_a_real_loader() -> None:
     assert len(watched) == 2
     event = failure(list, watched)
     assert (event.step, event.tensor) == (1, "batch[0]")
-    assert event.cause is not None
     assert event.cause.evidence == "1 of 4 rows is bad: 1"
 
 

@@ -172,7 +172,6 @@ def reported(recipe: StepRecipe, variant: Any, source_file: str, **more: Any) ->
     event = caught.value.event
     operation, cause = event.operation, event.cause
     assert event.backend == variant[0].backend.library
-    assert cause is not None
     assert cause.tag == expected.cause, str(caught.value)
     found = (event.layer, event.phase, event.kind, event.severity)
     assert found == (expected.layer, expected.phase, expected.kind, expected.severity)
@@ -238,9 +237,7 @@ class Repaired:
 
 def repairs(recipe: StepRecipe, variant: Any, event: anynan.Event) -> None:
     """Hold that a fix which is a function of the recipe's ``ops`` does what was told of it."""
-    assert event.operation is not None
     assert event.operation.source is not None
-    assert event.tried is not None
     name, code = event.operation.name, event.tried.repair
     if recipe.culprit is not recipe.body or f"ops.{name}(" not in str(event.operation.source.text):
         return

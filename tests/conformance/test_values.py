@@ -41,7 +41,6 @@ def test_fault_is_reported_as_in_numpy(recipe: Recipe, space: Space) -> None:
     event = _event(recipe, space)
     assert (event.kind, event.phase, event.tensor) == (recipe.kind, recipe.phase, recipe.tensor)
     assert event.layer == recipe.layer
-    assert event.summary is not None
     assert event.summary.first_bad == recipe.first_bad
     if recipe.kind in ("nan", "posinf", "neginf"):
         assert getattr(event.summary, recipe.kind) == recipe.count

@@ -82,14 +82,12 @@ def test_a_tracked_step_gives_the_same_and_keeps_no_memory() -> None:
 
 
 def test_the_fault_is_named() -> None:
-    event = failure(anynan.cupy.track(step), cupy.full((4, 8), 100.0, "f4"), cupy.ones((8, 8), "f4"))
+    event = failure(
+        anynan.cupy.track(step), cupy.full((4, 8), 100.0, "f4"), cupy.ones((8, 8), "f4")
+    )
     assert (event.backend, event.layer, event.kind) == ("cupy", "layer", "posinf")
-    assert event.operation is not None
-    assert event.cause is not None
     assert (event.operation.name, event.cause.tag) == ("exp", "exp_overflow")
-    assert event.operation.source is not None
     assert event.operation.source.text == "y = cupy.exp(x @ weight)"
-    assert event.then is not None
     assert event.then.name == "divide"
 
 
@@ -149,5 +147,4 @@ def test_the_namespace_records_what_cupy_does_not_dispatch() -> None:
     tracker = anynan.cupy.track(lambda x: xp.linalg.inv(xp.matmul(x, x)), action="record")
     tracker(cupy.zeros((2, 2)))
     (event,) = tracker.events
-    assert event.operation is not None
     assert event.operation.name in ("inv", "solve")

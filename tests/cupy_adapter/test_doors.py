@@ -41,7 +41,6 @@ def test_a_function_of_host_arrays_is_tracked_all_the_same() -> None:
     )
     tracker(np.zeros(2))
     (event,) = tracker.events
-    assert event.cause is not None
     assert event.cause.tag == "divide_by_zero"
 
 
@@ -69,9 +68,7 @@ def test_nan_raises_at_the_end_with_operation_and_line() -> None:
         assert done is not None
     event = caught.value.event
     assert event.kind == "nan"
-    assert event.operation is not None
     assert event.operation.name == "divide"
-    assert event.operation.source is not None
     assert event.operation.source.text.endswith("# here")
 
 

@@ -8,8 +8,8 @@ import optax
 import pytest
 
 import anynan
-from tests.jax_adapter.models import same
 from tests.failing import failure
+from tests.jax_adapter.models import same
 
 OPTIMIZER = optax.adam(1e-2)
 GOOD, BAD = jnp.array([1.0, 2.0]), jnp.array([1.0, -2.0])

@@ -15,8 +15,8 @@ import pytest
 import anynan
 from anynan._diagnosis.causes import RULES
 from tests.conformance.recipes_causes import produced
-from tests.flat import split
 from tests.failing import failure
+from tests.flat import split
 
 NOT_IN_JAX = {
     "product_gradient_at_zero": "the gradient of a product multiplies the other factors",

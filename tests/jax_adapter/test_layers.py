@@ -9,8 +9,8 @@ import pytest
 from flax import linen, nnx
 
 import anynan
-from tests.jax_adapter.models import same
 from tests.failing import failure
+from tests.jax_adapter.models import same
 
 X = jnp.linspace(0.1, 1, 12).reshape(3, 4)
 

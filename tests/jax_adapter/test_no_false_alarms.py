@@ -9,8 +9,8 @@ import pytest
 from jax import lax
 
 import anynan
-from tests.jax_adapter.models import same
 from tests.failing import failure
+from tests.jax_adapter.models import same
 
 pytestmark = pytest.mark.usefixtures("fully_optimized")
 

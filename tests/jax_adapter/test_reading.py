@@ -15,10 +15,10 @@ import anynan
 from anynan._steps.tracked import inside
 from anynan.jax.read import probes
 from tests.counting import python_calls
+from tests.failing import failure
 from tests.flat import split
 from tests.jax_adapter.models import made
 from tests.tiers import first
-from tests.failing import failure
 
 INF, NAN = np.inf, np.nan
 DTYPES = ("float32", "float16", "bfloat16", "complex64", "float8_e5m2")

@@ -6,8 +6,8 @@ import pytest
 
 import anynan
 from anynan.jax.replay import replay
-from tests.jax_adapter.models import made
 from tests.failing import failure
+from tests.jax_adapter.models import made
 
 
 def caught(tracked, *args):

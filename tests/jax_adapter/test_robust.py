@@ -12,8 +12,8 @@ import pytest
 import anynan
 from anynan.jax.graphs import graph
 from anynan.jax.read import probes
-from tests.flat import split
 from tests.failing import failure
+from tests.flat import split
 
 
 async def coroutine(x):

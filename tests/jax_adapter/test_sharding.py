@@ -11,8 +11,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import anynan
 from anynan._reports.report import render
 from anynan.jax.read import probes
-from tests.jax_adapter.models import made, same
 from tests.failing import failure
+from tests.jax_adapter.models import made, same
 
 pytestmark = [
     pytest.mark.tier(2),

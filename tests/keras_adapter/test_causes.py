@@ -6,9 +6,9 @@ import pytest
 import tensorflow as tf
 
 import anynan
+from tests.failing import failure
 from tests.flat import split
 from tests.keras_adapter import models
-from tests.failing import failure
 
 
 def caught(model, *args, fit=False, **options):

@@ -7,9 +7,9 @@ import tensorflow as tf
 
 import anynan
 from anynan._steps.tracked import inside
+from tests.failing import failure
 from tests.keras_adapter import models
 from tests.keras_adapter.models import Log, compiled, data, positive, zero
-from tests.failing import failure
 
 pytestmark = pytest.mark.tier(2)
 

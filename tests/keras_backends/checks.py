@@ -14,6 +14,7 @@ from anynan._everywhere import Found, watch_everything
 from anynan._steps.tracked import inside
 from anynan.keras import seams
 from anynan.options import Options
+from tests.failing import failure
 from tests.flat import split
 from tests.keras_backends import models
 from tests.keras_backends.models import (
@@ -28,7 +29,6 @@ from tests.keras_backends.models import (
     positive,
     zero,
 )
-from tests.failing import failure
 
 BACKEND = keras.backend.backend()
 

@@ -8,10 +8,10 @@ import pytest
 import anynan
 from anynan._steps.tracked import inside
 from anynan.keras import jax_steps
+from tests.failing import failure
 from tests.keras_backends import models
 from tests.keras_backends.checks import _fresh, layers, same  # noqa: F401
 from tests.keras_backends.models import Log, Root, compiled, data, line, positive, zero
-from tests.failing import failure
 
 
 def test_several_batches_at_once():

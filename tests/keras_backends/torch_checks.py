@@ -8,10 +8,10 @@ import torch
 import anynan
 from anynan._everywhere import Found, watch_everything
 from anynan.options import Options
+from tests.failing import failure
 from tests.keras_backends import models
 from tests.keras_backends.checks import _fresh, layers, same  # noqa: F401
 from tests.keras_backends.models import LAYERS, Log, Root, compiled, data, line, positive, zero
-from tests.failing import failure
 
 
 def loop(model, kind):

@@ -175,7 +175,6 @@ def test_a_softmax_of_a_masked_row_in_half_and_brain_floats() -> None:
     for dtype in (mx.float16, mx.bfloat16):
         x = mx.full((2, 2), -mx.inf, dtype)
         event = failure(anynan.mlx.track(lambda x: mx.softmax(x, axis=-1)), x)
-        assert event.cause is not None
         assert event.cause.tag == "softmax_fully_masked"
 
 
@@ -285,9 +284,7 @@ def test_a_model_is_judged_where_the_program_reads_what_it_gave(read: str) -> No
     before = mx.array.item
     tracker = anynan.mlx.track(net)
     event = failure(lambda x: READS[read](net(x).sum()), mx.array([-1.0]))
-    assert event.operation is not None
     assert (event.layer, event.operation.name) == ("", "sqrt")
-    assert event.cause is not None
     assert event.cause.tag == "sqrt_of_negative"
     tracker.remove()
     assert mx.array.item is before

@@ -10,9 +10,9 @@ import tensorflow as tf
 
 import anynan
 from anynan.tensorflow.session.seams import SEAMS
+from tests.failing import failure
 from tests.keras_adapter import models
 from tests.keras_adapter.models import Log, line
-from tests.failing import failure
 
 pytestmark = pytest.mark.tier(2)
 

@@ -6,8 +6,8 @@ import pytest
 import tensorflow as tf
 
 import anynan
-from tests.keras_adapter.models import line
 from tests.failing import failure
+from tests.keras_adapter.models import line
 
 pytestmark = pytest.mark.tier(2)
 

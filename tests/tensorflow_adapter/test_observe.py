@@ -60,7 +60,6 @@ def test_a_step_is_shown_with_layers_lines_and_phases(training: Training, compil
     (forward,) = [op for op in ops if (op.name, op.phase) == ("matmul", "forward")]
     assert forward.layer == "model.d"
     (log,) = [op for op in ops if (op.name, op.phase) == ("log", "loss")]
-    assert log.source is not None
     assert "tf.math.log" in log.source.text
     gradients = [op for op in ops if op.phase == "backward" and op.forward == log.number]
     assert {op.name for op in gradients} == {"log"}
@@ -111,14 +110,12 @@ def test_a_hunt_finds_a_row_of_zeros_and_a_saturated_sigmoid() -> None:
 
     x = tf.constant([[1.0, -2.0], [-0.5, 3.0]])
     (found,) = [f for f in anynan.stress(unit, x, budget=20).findings if "zero" in f.words]
-    assert found.event.operation is not None
     assert found.event.operation.name == "divide"
 
     def loss(p: Any) -> Any:
         return -tf.reduce_mean(tf.math.log(tf.sigmoid(p)))
 
     report = anynan.stress(loss, tf.constant([0.1, -2.0]), domain=(-200, 200), budget=20)
-    assert report.findings[0].event.cause is not None
     assert report.findings[0].event.cause.tag == "log_of_zero"
 
 

@@ -7,9 +7,9 @@ import tensorflow as tf
 
 import anynan
 from anynan.tensorflow.read import readings
+from tests.failing import failure
 from tests.keras_adapter import models
 from tests.tiers import first
-from tests.failing import failure
 
 NAN, INF = np.nan, np.inf
 DTYPES = ["float32", "float16", "float8_e5m2", "bfloat16", "float64", "complex64"]

@@ -9,10 +9,10 @@ import tensorflow as tf
 
 import anynan
 from anynan._steps.tracked import inside
+from tests.failing import failure
 from tests.keras_adapter import models
 from tests.keras_adapter.models import Root, data, line, positive, zero
 from tests.keras_adapter.ways import HEAVY, LAYERS, WAYS, layers
-from tests.failing import failure
 
 pytestmark = pytest.mark.tier(2)
 

@@ -11,9 +11,9 @@ from tensorflow.python.eager import execute
 from tensorflow.python.framework import op_def_library
 
 import anynan
+from tests.failing import failure
 from tests.flat import split
 from tests.keras_adapter import models
-from tests.failing import failure
 
 pytestmark = pytest.mark.tier(2)
 

@@ -5,8 +5,8 @@ import pytest
 import tensorflow as tf
 
 import anynan
-from tests.keras_adapter import models
 from tests.failing import failure
+from tests.keras_adapter import models
 
 pytestmark = pytest.mark.tier(2)
 

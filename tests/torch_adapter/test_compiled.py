@@ -24,8 +24,8 @@ from anynan import AnynanWarning, NonFiniteError
 from anynan._steps.tracked import inside
 from anynan.torch.graphs.compiler import eager, whole
 from anynan.torch.graphs.fixed import Board
-from tests.flat import split
 from tests.failing import failure
+from tests.flat import split
 
 pytestmark = pytest.mark.tier(2)
 

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import anynan
-from tests.flat import split
 from tests.failing import failure
+from tests.flat import split
 
 
 def net() -> nn.Module:

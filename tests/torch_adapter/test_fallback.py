@@ -15,8 +15,8 @@ import anynan
 from anynan import Event
 from anynan._steps.framework import EVERY_OPERATION
 from anynan._steps.tracked import inside
-from tests.flat import split
 from tests.failing import failure
+from tests.flat import split
 
 
 def bad(tracker: Any) -> list[Event]:

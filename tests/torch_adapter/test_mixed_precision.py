@@ -14,9 +14,9 @@ from torch.nn import functional as F
 import anynan
 from anynan import NonFiniteError, Policy
 from anynan.torch.update import updates
+from tests.failing import failure
 from tests.flat import split
 from tests.torch_adapter.cause_parts import circumstance
-from tests.failing import failure
 
 WIDTH, HEADS, LETTERS, LENGTH = 16, 2, 12, 8
 MODES = [("model", "immediate"), ("model", "end"), ("step", "immediate"), ("step", "end")]

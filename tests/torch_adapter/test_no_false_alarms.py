@@ -16,8 +16,8 @@ from torch.nn import functional as F
 
 import anynan
 from anynan._steps.tracked import inside
-from tests.flat import split
 from tests.failing import failure
+from tests.flat import split
 
 INF, NAN = math.inf, math.nan
 

@@ -58,7 +58,6 @@ def test_operations_are_shown_in_order_with_their_place() -> None:
     model = Gated()
 
     def see(op: Op) -> None:
-        assert op.source is not None
         ops.append((op.name, op.layer, op.phase, op.source.text))
 
     observe(model, (torch.randn(3, 4),), {}, see)

@@ -55,12 +55,10 @@ X = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
 def test_a_product_between_two_modules_is_found_by_operation_layer_and_line() -> None:
     report = anynan.precision(Net(), X)
     found = report.first()
-    assert found is not None
     assert (found.name, found.layer, found.phase, found.kind) == (
         "multiply", "mlp", "forward", "overflow",
     )  # fmt: skip
     assert found.bits == pytest.approx(-1.29, abs=0.01)
-    assert found.source is not None
     assert found.source.text == "return self.down(F.silu(self.gate(x)) * self.up(x))"
     assert not report.fits
     assert "in the forward pass it overflows first at multiply in mlp" in report.sentence()
@@ -77,7 +75,6 @@ def test_the_gated_mlp_breaks_however_it_is_run(how: str) -> None:
 def test_the_plan_keeps_the_module_and_its_code_makes_the_model_finite() -> None:
     model = Net()
     report = anynan.precision(model, X)
-    assert report.plan is not None
     assert report.plan.layers == {"mlp.up": False, "mlp.down": True}
     assert report.plan.finite
     assert report.plan.distance is not None
@@ -93,7 +90,6 @@ def test_a_result_beyond_the_dtype_stays_in_float32() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
     nn.init.constant_(model[0].weight, 1e4)
     report = anynan.precision(model, X.abs() + 10)
-    assert report.plan is not None
     assert report.plan.finite
     half = copy.deepcopy(model).half()
     exec(report.code, {"model": half, "torch": torch})
@@ -113,7 +109,6 @@ def test_what_reads_a_result_beyond_the_dtype_is_kept_and_not_all_around_it() ->
             return x + self.fc2(F.gelu(self.fc1(self.norm(x))))
 
     report = anynan.precision(nn.Sequential(nn.Linear(8, 8), Block(), nn.Linear(8, 8)), X)
-    assert report.plan is not None
     assert report.plan.finite
     assert set(report.plan.layers) == {"1.fc1", "1.fc2"}
 
@@ -131,7 +126,6 @@ def test_layers_that_share_a_weight_are_kept_together() -> None:
             return self.head(self.norm(self.embed(ids)) + 1).log_softmax(-1)
 
     report = anynan.precision(Tied(), torch.arange(4))
-    assert report.plan is not None
     assert report.plan.finite
     assert {"embed", "head"} <= report.plan.layers.keys()
 
@@ -167,9 +161,7 @@ def test_a_gradient_that_overflows_is_told_by_its_forward_line_and_cured_by_a_lo
     report = anynan.precision(step, X, how="autocast")
     assert report.first("forward", "loss") is None
     found = report.first("backward")
-    assert found is not None
     assert found.layer in ("2", None)
-    assert report.plan is not None
     assert report.plan.finite
     assert report.plan.scale < 1
     assert report.plan.layers == {}
@@ -183,7 +175,6 @@ def test_gradients_that_vanish_are_told_with_their_share() -> None:
 
     report = anynan.precision(step, X)
     lost = report.flushed()
-    assert lost is not None
     assert lost.phase == "backward"
     assert "flushes" in report.sentence()
 
@@ -228,7 +219,6 @@ def test_an_update_whose_epsilon_becomes_0_is_told() -> None:
 
     report = anynan.precision(step, X)
     found = report.first("optimizer")
-    assert found is not None
     assert found.name == "addcdiv"
     assert anynan.precision(step, X, how="autocast").fits
 
@@ -243,7 +233,6 @@ def test_a_step_that_cannot_run_in_half_is_told_from_float32_and_never_fits() ->
     assert not report.ran
     assert any("the target does not run in float16" in note for note in report.notes)
     found = report.first()
-    assert found is not None
     assert found.name == "multiply"
     small = anynan.precision(lambda: model(batch))
     assert small.first() is None
@@ -272,7 +261,6 @@ def test_what_is_inf_in_float32_too_is_meant() -> None:
 def test_a_loss_stores_its_elements_before_it_adds_them_up() -> None:
     report = anynan.precision(lambda x: F.mse_loss(x * 300, x * 0), torch.ones(8), plan=False)
     found = report.first()
-    assert found is not None
     assert (found.name, found.kind) == ("mse_loss", "overflow")
 
 
@@ -314,7 +302,6 @@ def test_the_plan_says_the_bytes_of_each_part() -> None:
     report = anynan.precision(Net(), X)
     kept = "mlp.up (144 bytes more), mlp.down (144 bytes more)"
     assert f"plan: keep in float32 {kept}" in str(report)
-    assert report.plan is not None
     assert report.plan.sizes == {"mlp.up": 72, "mlp.down": 72}
 
 

@@ -13,6 +13,7 @@ from torch.nn.modules.module import _global_module_registration_hooks
 
 import anynan
 from anynan import AnynanWarning, NonFiniteError
+from tests.failing import failure
 from tests.flat import split
 from tests.torch_adapter.programs import PROGRAMS, Adapted, Gan, Lbfgs, Program
 from tests.torch_adapter.training import (
@@ -25,7 +26,6 @@ from tests.torch_adapter.training import (
     live_tensors,
     seed,
 )
-from tests.failing import failure
 
 # PyTorch's own, from the inner one of two nested reentrant regions.
 pytestmark = pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 import anynan
-from anynan import AnynanWarning, NonFiniteError
-from tests.torch_adapter.training import Count, small
+from anynan import AnynanWarning
 from tests.failing import failure
+from tests.torch_adapter.training import Count, small
 
 # Cost that can be counted.
 

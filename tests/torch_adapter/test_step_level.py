@@ -15,8 +15,8 @@ from torch._dynamo.utils import counters
 import anynan
 from anynan._steps.tracked import inside
 from anynan.torch.private import BatchNorm
-from tests.torch_adapter.training import LINES, Fault, seed
 from tests.failing import failure
+from tests.torch_adapter.training import LINES, Fault, seed
 
 pytestmark = pytest.mark.tier(2)
 

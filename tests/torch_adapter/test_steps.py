@@ -16,9 +16,9 @@ from torch import nn
 
 import anynan
 from anynan import AnynanWarning, NonFiniteError
+from tests.failing import failure
 from tests.flat import split
 from tests.torch_adapter.training import Net, bad, batch, loss_of, same, sgd, small, snapshot, train
-from tests.failing import failure
 
 
 def calls(tracker: anynan.Tracker, step: int, layer: str = "first") -> list[int]:

@@ -40,7 +40,6 @@ def test_a_model_is_moved_to_a_row_of_zeros() -> None:
     first = report.findings[0]
     assert (first.words, first.group) == ("x: a row of zeros", "inside")
     assert _place(first) == ("divide", "x = x / x.norm(dim=1, keepdim=True)")
-    assert first.event.tried is not None
     assert first.event.tried.outcome == "finite"
     assert [m.site.operation for m in report.margins] == ["vector_norm", "divide"]
 
@@ -68,7 +67,6 @@ def test_the_slope_leads_to_a_probability_of_zero() -> None:
     words = f"logits: moved towards log at test_stress.py:{line}: smallest argument"
     assert any(words in (x.words, *x.also) for x in findings)
     assert _place(finding)[0] == "log"
-    assert finding.event.cause is not None
     assert finding.event.cause.tag in ("log_of_zero", "slope_overflow")
     assert finding.inputs["logits"].max() <= 90
 
@@ -157,7 +155,6 @@ def test_weights_are_moved_to_an_edge_that_no_data_leads_to(fixed: bool, tmp_pat
             f"test_stress.py:{line}: largest argument"
         )
         assert (_place(finding)[0], finding.group) == ("exp", "outside")
-        assert finding.event.tried is not None
         assert finding.event.tried.outcome == "finite"
         (again,) = anynan.stress(step, x, found={"inputs": finding.inputs}).findings
         assert _place(again) == _place(finding)
@@ -224,7 +221,6 @@ def test_labels_that_are_all_ignored_are_tried() -> None:
     logits, y = torch.randn(8, 4, requires_grad=True), torch.randint(0, 4, (8,))
     first = anynan.stress(F.cross_entropy, logits, y).findings[0]
     assert (first.words, first.group) == ("target: all labels are ignored", "shaped")
-    assert first.event.cause is not None
     assert first.event.cause.tag == "empty_mean"
 
 

@@ -15,9 +15,9 @@ from torch import nn
 import anynan
 from anynan import AnynanWarning, NonFiniteError
 from anynan.torch.update import updates
+from tests.failing import failure
 from tests.flat import split
 from tests.torch_adapter.training import Fault, Net, bad, batch, hooks_on, train
-from tests.failing import failure
 
 
 def deep() -> nn.Sequential:

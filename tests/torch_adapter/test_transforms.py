@@ -15,8 +15,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import anynan
 from anynan import AnynanWarning, NonFiniteError
-from tests.torch_adapter.training import Fault, assert_same
 from tests.failing import failure
+from tests.torch_adapter.training import Fault, assert_same
 
 # PyTorch's own, about what it uses itself.
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
