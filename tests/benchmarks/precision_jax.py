@@ -29,7 +29,7 @@ from anynan.jax.graphs import names
 from tests.wild.jax_programs.program import PROGRAMS
 
 FACTORS = [4.0**k for k in range(1, 14)]
-MODULES = ("plain", "linen", "nnx", "equinox", "haiku_jraph", "inference", "optimizers")
+MODULES = ("plain", "linen", "equinox", "haiku_jraph", "inference", "optimizers")
 PLACING = ("broadcast_in_dim", "select_n", "iota", "copy", "pad")
 LOOPS = ("scan", "while", "cond")
 

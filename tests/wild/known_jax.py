@@ -20,13 +20,6 @@ KNOWN_JAX = [
         said="*layer mlp.layers.0*bad_parameter*",
     ),
     Known(
-        "jax",
-        "nnx_recurrent",
-        "scaled weight.detected",
-        "only second moments overflow, and the update that they divide becomes 0: an Inf in the "
-        "optimizer's state, recorded as suspect, while weights and loss stay finite",
-    ),
-    Known(
         "keras_jax",
         "*",
         "nan weight.layer",

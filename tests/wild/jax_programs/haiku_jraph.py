@@ -1,4 +1,4 @@
-"""haiku and jraph: transformed functions, state, unrolled recurrence, graphs."""
+"""haiku and jraph: transformed functions, state, graphs."""
 
 import haiku as hk
 import jax
@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import jraph
 import optax
 
-from tests.wild.jax_programs.program import Expected, Loop, descend, program
+from tests.wild.jax_programs.program import Expected, Loop, program
 
 KEY = jax.random.key(0)
 
@@ -43,33 +43,6 @@ def cnn(bug: str) -> Loop:
         0,
         pick=("mlp/~/linear_1", "w"),
     )
-
-
-@program("haiku_unrolled", log=Expected(("log",), "log_of_negative"))
-def unrolled(bug: str) -> Loop:
-    def forward(x):
-        core = hk.LSTM(8)
-
-        def cell(x, state):
-            y, state = core(x, state)
-            if bug == "log":
-                y = jnp.log(y)  # fault: log
-            return y, state
-
-        y, _ = hk.dynamic_unroll(cell, x, core.initial_state(x.shape[1]))
-        return hk.Linear(1)(y)
-
-    net = hk.without_apply_rng(hk.transform(forward))
-
-    def step(params, x):
-        value, slopes = jax.value_and_grad(lambda p: (net.apply(p, x) ** 2).mean())(params)
-        return descend(params, slopes), value
-
-    def start():
-        x = jax.random.normal(KEY, (5, 2, 3))
-        return net.init(KEY, x), x
-
-    return Loop(step, start, lambda args, out: (out[0], args[1]), 0, pick=("linear", "w"))
 
 
 def graph() -> jraph.GraphsTuple:
@@ -118,26 +91,3 @@ def network(bug: str) -> Loop:
         return params, optimizer.init(params), graph()
 
     return Loop(step, start, lambda args, out: (out[0], out[1], args[2]), 0, pick=("node", "w"))
-
-
-@program("jraph_attention", empty=Expected(("divide",), "divide_by_zero"))
-def attention(bug: str) -> Loop:
-    def step(weights, graph):
-        def loss(weights):
-            h = graph.nodes @ weights["w"]
-            scores = jax.nn.leaky_relu((h[graph.senders] * h[graph.receivers]).sum(-1))
-            attend = jraph.segment_softmax(scores, graph.receivers, 8)
-            out = jraph.segment_sum(attend[:, None] * h[graph.senders], graph.receivers, 8)
-            if bug == "empty":
-                out = out / jraph.segment_sum(attend, graph.receivers, 8)[:, None]  # fault: empty
-            return (out**2).sum()
-
-        value, slopes = jax.value_and_grad(loss)(weights)
-        return descend(weights, slopes, 0.01), value
-
-    return Loop(
-        step,
-        lambda: ({"w": jax.random.normal(KEY, (3, 4))}, graph()),
-        lambda args, out: (out[0], args[1]),
-        0,
-    )

@@ -71,11 +71,6 @@ def log_posterior(place):
     return log_density(model, (X, Y), {}, {"w": place["w"], "s": jnp.exp(place["log_s"])})[0]
 
 
-@program("blackjax_hmc")
-def hmc(bug: str) -> Loop:
-    return sampled(blackjax.hmc(log_posterior, 0.01, jnp.ones(4), 3))
-
-
 @program("blackjax_nuts")
 def nuts(bug: str) -> Loop:
     return sampled(blackjax.nuts(log_posterior, 0.01, jnp.ones(4), max_num_doublings=3))
@@ -166,18 +161,6 @@ def newton(bug: str) -> Loop:
         return optimistix.root_find(residual, solver, y0, goal, max_steps=20, throw=False).value
 
     return Loop(step, lambda: (jnp.ones(3), jnp.arange(3.0)))
-
-
-@program("optimistix_bfgs")
-def bfgs(bug: str) -> Loop:
-    def cost(y, _):
-        return ((y - 1) ** 2 + jnp.sin(y)).sum()
-
-    def step(y0):
-        solver = optimistix.BFGS(1e-4, 1e-4)
-        return optimistix.minimise(cost, solver, y0, max_steps=30, throw=False).value
-
-    return Loop(step, lambda: (jnp.zeros(3),))
 
 
 @program("optimistix_least_squares", ratio=Expected(("divide",), "divide_by_zero"))

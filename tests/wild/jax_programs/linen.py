@@ -1,4 +1,4 @@
-"""flax linen: convolutions, transformers, recurrence, scan, remat, mutable state."""
+"""flax linen: a transformer, scan, remat, experts, mutable state."""
 
 from typing import Any
 
@@ -6,48 +6,10 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import linen as nn
-from flax.training.train_state import TrainState
 
 from tests.wild.jax_programs.program import Expected, Loop, program
 
 KEY = jax.random.key(0)
-
-
-class Cnn(nn.Module):
-    bug: str = ""
-
-    @nn.compact
-    def __call__(self, x):
-        x = nn.relu(nn.Conv(8, (3, 3))(x))
-        x = nn.avg_pool(x, (2, 2), strides=(2, 2))
-        x = nn.relu(nn.Conv(16, (3, 3))(x))
-        if self.bug == "flat":
-            x = x / jnp.std(x * 0, axis=(1, 2, 3), keepdims=True)  # fault: flat
-        x = nn.avg_pool(x, (2, 2), strides=(2, 2))
-        x = nn.relu(nn.Dense(32)(x.reshape(x.shape[0], -1)))
-        return nn.Dense(10)(x)
-
-
-@program("linen_cnn", flat=Expected(("divide",), "divide_by_zero", "", "forward"))
-def cnn(bug: str) -> Loop:
-    net = Cnn(bug)
-
-    def step(state, images, labels):
-        def loss(params):
-            logits = state.apply_fn({"params": params}, images)
-            return optax.softmax_cross_entropy(logits, jax.nn.one_hot(labels, 10)).mean(), logits
-
-        (value, logits), slopes = jax.value_and_grad(loss, has_aux=True)(state.params)
-        accuracy = (logits.argmax(-1) == labels).mean()
-        return state.apply_gradients(grads=slopes), value, accuracy
-
-    def start():
-        images = jax.random.normal(KEY, (4, 12, 12, 1))
-        params = net.init(KEY, images)["params"]
-        state = TrainState.create(apply_fn=net.apply, params=params, tx=optax.sgd(0.1, 0.9))
-        return state, images, jnp.arange(4)
-
-    return Loop(step, start, lambda args, out: (out[0], *args[1:]), 0, pick=("Conv_1", "kernel"))
 
 
 class Block(nn.Module):
@@ -140,18 +102,6 @@ def language_float16(bug: str) -> Loop:
     return language(bug, jnp.float16)
 
 
-class Recurrent(nn.Module):
-    bug: str = ""
-
-    @nn.compact
-    def __call__(self, x):
-        x = nn.RNN(nn.LSTMCell(8), name="lstm")(x)
-        x = nn.Bidirectional(nn.RNN(nn.GRUCell(4)), nn.RNN(nn.GRUCell(4)), name="both")(x)
-        if self.bug == "log":
-            x = jnp.log(x)  # fault: log
-        return nn.Dense(1, name="out")(x)[..., 0]
-
-
 class Cell(nn.Module):
     bug: str = ""
 
@@ -205,24 +155,6 @@ class Stacked(nn.Module):
         return stack(self.bug, name="layers")(x, None)[0].mean(-1)
 
 
-class Ensemble(nn.Module):
-    bug: str = ""
-
-    @nn.compact
-    def __call__(self, x):
-        members = nn.vmap(
-            nn.Dense,
-            variable_axes={"params": 0},
-            split_rngs={"params": True},
-            in_axes=None,
-            axis_size=3,
-        )
-        votes = members(5, name="members")(x)
-        if self.bug == "spread":
-            votes = votes / (votes - votes)  # fault: spread
-        return votes.mean((0, -1))
-
-
 class Experts(nn.Module):
     """A mixture of experts: routing by top_k, one-hot dispatch."""
 
@@ -262,11 +194,6 @@ def regression(
     return Loop(step, start, lambda args, out: (out[0], out[1], *args[2:]), 0, pick=pick)
 
 
-@program("linen_recurrent", log=Expected(("log",), "log_of_negative", "", "forward"))
-def recurrent(bug: str) -> Loop:
-    return regression(Recurrent(bug), (3, 7, 4), bug, ("out", "kernel"))
-
-
 @program("linen_scan", round=Expected(("divide",), "divide_by_zero", "cell", "forward"))
 def scanned(bug: str) -> Loop:
     return regression(Scanned(bug), (3, 7, 4), bug, ("cell", "xh", "kernel"))
@@ -275,11 +202,6 @@ def scanned(bug: str) -> Loop:
 @program("linen_remat_scan", sum=Expected(("divide",), "divide_by_zero", "layers", "forward"))
 def stacked(bug: str) -> Loop:
     return regression(Stacked(bug), (3, 8), bug, ("layers", "Dense_0", "kernel"))
-
-
-@program("linen_vmap", spread=Expected(("divide",), "divide_by_zero", "", "forward"))
-def ensemble(bug: str) -> Loop:
-    return regression(Ensemble(bug), (3, 8), bug)
 
 
 @program("linen_experts", gate=Expected(("divide",), "divide_by_zero", "", "forward"))
@@ -325,58 +247,6 @@ def normed(bug: str) -> Loop:
         0,
         pick=("params", "Conv_1", "kernel"),
     )
-
-
-class Vae(nn.Module):
-    bug: str = ""
-
-    def setup(self):
-        self.enc, self.mu, self.lv = nn.Dense(16), nn.Dense(4), nn.Dense(4)
-        self.d1, self.d2 = nn.Dense(16), nn.Dense(12)
-
-    def __call__(self, x, rng):
-        h = nn.relu(self.enc(x))
-        mean, logvar = self.mu(h), self.lv(h)
-        if self.bug == "variance":
-            logvar = logvar * 1e4
-        std = jnp.exp(0.5 * logvar)  # fault: variance
-        z = mean + jax.random.normal(rng, logvar.shape) * std
-        return self.d2(nn.relu(self.d1(z))), mean, logvar
-
-
-@program(
-    "linen_vae",
-    variance=Expected(("exp",), "exp_overflow", "", "forward"),
-    entropy=Expected(("log",), "log_of_zero"),
-    batch=Expected((), "bad_input", phase="input", line=False),
-)
-def vae(bug: str) -> Loop:
-    net = Vae(bug)
-
-    def step(state, batch, rng):
-        def loss(params):
-            recon, mean, logvar = net.apply({"params": params}, batch, rng)
-            if bug == "entropy":
-                p = nn.sigmoid(recon * 500)
-                other = jnp.log(1 - p)  # fault: entropy
-                entropy = -(batch * jnp.log(p + 1e-8) + (1 - batch) * other)
-            else:
-                entropy = optax.sigmoid_binary_cross_entropy(recon, batch)
-            divergence = -0.5 * (1 + logvar - mean**2 - jnp.exp(logvar)).sum(-1)
-            return entropy.sum(-1).mean() + divergence.mean()
-
-        value, slopes = jax.value_and_grad(loss)(state.params)
-        return state.apply_gradients(grads=slopes), value
-
-    def start():
-        batch = (jax.random.uniform(KEY, (4, 12)) > 0.5).astype(jnp.float32)
-        params = net.init(KEY, batch, KEY)["params"]
-        state = TrainState.create(apply_fn=net.apply, params=params, tx=optax.adam(1e-3))
-        if bug == "batch":
-            batch = batch.at[2, 3].set(jnp.nan)
-        return state, batch, jax.random.key(3)
-
-    return Loop(step, start, lambda args, out: (out[0], *args[1:]), 0, pick=("mu", "kernel"))
 
 
 @program("linen_scaled_loss")

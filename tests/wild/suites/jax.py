@@ -11,8 +11,7 @@ from typing import Any
 
 # Imported here, before the cases are forked; none of them starts JAX.
 import equinox  # noqa: F401
-import flax.linen
-import flax.nnx  # noqa: F401
+import flax.linen  # noqa: F401
 import haiku  # noqa: F401
 import jax
 import jax.numpy as jnp
@@ -34,7 +33,6 @@ MODULES = (
     "optimizers",
     "equinox",
     "haiku_jraph",
-    "nnx",
     "linen",
     "inference",
 )
