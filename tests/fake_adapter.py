@@ -406,9 +406,6 @@ class ToyAdapter(BaseAdapter):
     def _ended(self, rows: Step) -> None:
         self._local.ended = [*getattr(self._local, "ended", []), rows]
 
-    def _weight(self, name: str) -> Any:
-        return next(item.weight for item in self.model.layers if f"{item.path}.weight" == name)
-
     def _write(
         self, phase: Phase, layer: str | None, tensor: str, x: Array, *,
         parameter: str | None = None, now: bool = False,

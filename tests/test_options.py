@@ -209,16 +209,11 @@ def test_an_adapter_takes_what_it_can_honour_alone(adapter: str) -> None:
             module.track(lambda x: x, **split({name: value}))
 
 
-def test_what_jax_cannot_do_is_refused_under_the_old_names_too() -> None:
+@pytest.mark.parametrize("given", [{"read": "immediate"}, split({"read": "immediate"})])
+def test_jax_cannot_read_at_once_under_the_old_name_either(given: dict[str, Any]) -> None:
     pytest.importorskip("jax")
     with pytest.raises(ValueError, match=r"Advanced\(read='immediate'\) is not there for JAX"):
-        anynan.jax.track(lambda x: x, read="immediate")  # type: ignore[call-overload]
-
-
-def test_jax_cannot_read_at_once() -> None:
-    pytest.importorskip("jax")
-    with pytest.raises(ValueError, match=r"Advanced\(read='immediate'\) is not there for JAX"):
-        anynan.jax.track(lambda x: x, advanced=anynan.Advanced(read="immediate"))
+        anynan.jax.track(lambda x: x, **given)
 
 
 def test_the_signature_of_track_names_every_option() -> None:

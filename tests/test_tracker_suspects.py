@@ -8,9 +8,7 @@ import anynan
 from anynan._diagnosis.evidence import ReplayError
 from anynan._diagnosis.lineage import Replay
 from anynan._readings.readings import Reading
-from anynan._steps.tracked import Tracked, inside
-from anynan.options import Options
-from anynan.tracker import Tracker
+from anynan._steps.tracked import inside
 from tests.fake_adapter import Layer, Model, adapter_of
 from tests.fake_steps import BAD, INF, NAN, failure, forward_only, make, one, silence, tracked
 
@@ -172,18 +170,6 @@ def test_unfit_options_are_refused_in_words(options: dict[str, Any], words: str)
 
 def test_a_refused_replay_is_a_runtime_error() -> None:
     assert issubclass(ReplayError, RuntimeError)
-
-
-def test_a_tracker_shows_what_its_users_need() -> None:
-    names = {
-        name
-        for name in (*dir(Tracker), *vars(Tracker(Tracked(print, Options(), "step"))))
-        if not name.startswith("_")
-    }
-    assert names == {
-        *("clear", "count", "events", "flush", "history", "metrics", "name", "notes", "pause"),
-        *("remove", "report", "resume", "save", "step", "to_html", "to_jsonl", "where"),
-    }
 
 
 # Data that holds NaN or Inf on purpose.

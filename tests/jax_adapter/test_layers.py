@@ -15,10 +15,6 @@ from tests.jax_adapter.models import same
 X = jnp.linspace(0.1, 1, 12).reshape(3, 4)
 
 
-def caught(tracked, *args):
-    return failure(tracked, *args)
-
-
 def paths(tracked, phase="forward"):
     return {reading.layer for reading in tracked.history if reading.phase == phase}
 
@@ -87,7 +83,7 @@ def test_an_nnx_layer_is_named_and_the_model_is_left_alone():
     model = NnxNet(nnx.Rngs(0), bad=True)
     optimizer = nnx.Optimizer(model, optax.sgd(1e-2), wrt=nnx.Param)
     before = NnxBlock.__call__, nnx.Linear.__call__
-    event = caught(anynan.jax.track(nnx_step), model, optimizer, X)
+    event = failure(anynan.jax.track(nnx_step), model, optimizer, X)
     assert (event.layer, event.phase, event.operation.name) == ("blocks.1", "forward", "log")
     assert event.operation.source.text == "return jnp.log(x) if self.bad else x"
     assert (NnxBlock.__call__, nnx.Linear.__call__) == before
@@ -159,7 +155,7 @@ def test_an_equinox_gradient_is_named():
     model = EqxNet(bad=True)
     model = eqx.tree_at(lambda m: m.blocks[1].up.weight, model, jnp.zeros((4, 4)))
     state = OPTIMIZER.init(eqx.filter(model, eqx.is_array))
-    event = caught(anynan.jax.track(eqx_step), model, state, X)
+    event = failure(anynan.jax.track(eqx_step), model, state, X)
     assert (event.layer, event.phase, event.operation.name) == ("blocks.1", "backward", "sqrt")
 
 
@@ -210,7 +206,7 @@ def test_named_scopes_and_calls_of_one_layer():
             x = jnp.log(x - 10)
         return x.sum()
 
-    event = caught(anynan.jax.track(fn), X)
+    event = failure(anynan.jax.track(fn), X)
     assert (event.layer, event.call, event.operation.name) == ("twice", 1, "log")
     assert [name for name, _ in event.trail] == ["first", "twice"]
 

@@ -10,10 +10,6 @@ from tests.failing import failure
 from tests.jax_adapter.models import made
 
 
-def caught(tracked, *args):
-    return failure(tracked, *args)
-
-
 @pytest.mark.parametrize(
     ("bad", "zero", "found"),
     [("log", False, ("head", "forward", "log")), ("root", True, ("head", "backward", "sqrt"))],
@@ -29,7 +25,7 @@ def test_a_large_step_is_narrowed_to_the_layers_that_went_bad(bad, zero, found, 
 
     monkeypatch.setattr(replay, "flags", counting)
     step, params, state, x = made(bad)
-    event = caught(anynan.jax.track(step), params, state, x * (0 if zero else 1))
+    event = failure(anynan.jax.track(step), params, state, x * (0 if zero else 1))
     assert (event.layer, event.phase, event.operation.name) == found
     program_size = 80
     assert max(asked) < program_size
@@ -41,14 +37,14 @@ def test_the_first_of_several_bad_rounds_of_a_loop_is_named(reverse):
         total, ys = jax.lax.scan(lambda c, x: (c + x, jnp.log(x)), 0.0, xs, reverse=reverse)
         return total + ys.sum()
 
-    event = caught(anynan.jax.track(step), jnp.array([1.0, -2.0, -3.0, 4.0]))
+    event = failure(anynan.jax.track(step), jnp.array([1.0, -2.0, -3.0, 4.0]))
     assert (event.operation.name, event.iteration) == ("log", 2 if reverse else 1)
     assert event.cause.evidence.startswith("log(-3.0)" if reverse else "log(-2.0)")
 
 
 def test_a_replay_can_be_left_out():
     tracked = anynan.jax.track(lambda x: jnp.log(x).sum(), advanced=anynan.Advanced(replay=False))
-    event = caught(tracked, -jnp.ones(2))
+    event = failure(tracked, -jnp.ones(2))
     assert (event.phase, event.operation) == ("loss", None)
 
 
@@ -60,7 +56,7 @@ def test_the_same_function_on_several_lines_and_in_a_loop():
             b = jnp.sqrt(b) + 1
         return (a + b).sum()
 
-    event = caught(anynan.jax.track(jax.grad(fn)), jnp.array([2.0, 1.0]))
+    event = failure(anynan.jax.track(jax.grad(fn)), jnp.array([2.0, 1.0]))
     assert (event.phase, event.operation.name) == ("backward", "sqrt")
     assert event.operation.source.text in ("b = jnp.sqrt(b) + 1", "b = jnp.sqrt(x - 1)")
 
@@ -79,7 +75,7 @@ def test_what_a_loop_inside_a_loop_left_is_followed_into_it():
 
         return jax.lax.while_loop(lambda state: state[0] < rounds, step, (0, y))[1]
 
-    event = caught(anynan.jax.track(solve), jnp.ones(3), 2)
+    event = failure(anynan.jax.track(solve), jnp.ones(3), 2)
     assert event.operation.name == "divide"
     assert "-y / (y - y)" in event.operation.source.text
 

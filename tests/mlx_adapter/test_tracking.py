@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import anynan
+from tests.failing import failure
 from tests.flat import split
 
 mx = pytest.importorskip("mlx.core")
@@ -32,12 +33,6 @@ class Net(nn.Module):
 
 
 GOOD, ZERO = mx.array([[1.0, 2.0]]), mx.zeros((1, 2))
-
-
-def failure(call: Any, *args: Any) -> anynan.Event:
-    with pytest.raises(anynan.NonFiniteError) as caught:
-        call(*args)
-    return caught.value.event
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:

@@ -181,10 +181,3 @@ layer(
     (5,),
     "int32",
 )
-
-# Parts of others above, bases, what takes text or boxes, and models of other frameworks.
-LEFT_OUT = {
-    *("InputLayer", "InputSpec", "Layer", "Wrapper", "GRUCell", "LSTMCell", "SimpleRNNCell"),
-    *("StringLookup", "TextVectorization", "HashedCrossing", "MaxNumBoundingBoxes"),
-    *("FlaxLayer", "JaxLayer", "TFSMLayer", "TorchModuleWrapper"),
-}

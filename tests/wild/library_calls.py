@@ -63,7 +63,6 @@ def call(name: str, function: Callable[..., Any], *args: Any) -> None:
 
 SORTED, CLASS = datasets.make_classification(120, 6, random_state=0)
 FEATURES, TARGET = datasets.make_regression(120, 6, random_state=0, noise=1.0)
-MISSING = np.where(DRAWN.random(SORTED.shape) < 0.1, np.nan, SORTED)
 
 
 def seeded(make: Any, *args: Any, **options: Any) -> Any:
