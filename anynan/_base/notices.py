@@ -1,9 +1,11 @@
 """Warn at the user's own line."""
 
+import linecache
 import re
 import sys
 import warnings
 from types import FrameType
+from typing import Any
 
 from anynan._base.sources import is_library, is_own
 from anynan._base.tracebacks import last_own
@@ -13,8 +15,9 @@ blanket = [True]
 """Whether the program's filters of all warnings hold for anynan's, too: under ``anynan run`` only
 those do that name them."""
 
-ended_by: list[BaseException] = []
-"""The exception that ended the program: what is told after it has the line that it left."""
+ended_by: list[BaseException | None] = []
+"""The exception that ended the program, None for its last line: what is told after it has the line
+that it left."""
 
 
 def warn(text: str, category: type[Warning] = AnynanWarning) -> None:
@@ -26,19 +29,18 @@ def warn(text: str, category: type[Warning] = AnynanWarning) -> None:
         text: What to say.
         category: The warning's class.
     """
-    frame = _where(sys._getframe(1))
-    module = frame.f_globals.get("__name__")
-    if not blanket[0] and _is_swept(text, category, str(module), frame.f_lineno):
-        file, line = frame.f_code.co_filename, frame.f_lineno
+    file, line, names = _where(sys._getframe(1))
+    module = names.get("__name__")
+    if not blanket[0] and _is_swept(text, category, str(module), line):
         sys.stderr.write(warnings.formatwarning(text, category, file, line))
         return
     warnings.warn_explicit(
         text,
         category,
-        frame.f_code.co_filename,
-        frame.f_lineno,
+        file,
+        line,
         module if isinstance(module, str) else "<unknown>",
-        frame.f_globals.setdefault("__warningregistry__", {}),
+        names.setdefault("__warningregistry__", {}),
     )
 
 
@@ -52,14 +54,26 @@ def _is_swept(text: str, category: type[Warning], module: str, line: int) -> boo
     return False
 
 
-def _where(start: FrameType) -> FrameType:
+def _where(start: FrameType) -> tuple[str, int, dict[str, Any]]:
+    """Give file, line and globals of the user's innermost frame, or of what comes nearest."""
+    if ended_by:
+        left = None if ended_by[0] is None else last_own(ended_by[0])
+        main = sys.modules["__main__"]
+        file = getattr(main, "__file__", None)
+        if left is not None:
+            return _of(left.tb_frame)
+        if file is not None:
+            return file, max(len(linecache.getlines(file)), 1), vars(main)
     foreign: FrameType | None = None
     frame: FrameType | None = start
     while frame is not None:
         if not is_library(frame.f_code.co_filename):
-            return frame
+            return _of(frame)
         if foreign is None and not is_own(frame):
             foreign = frame
         frame = frame.f_back
-    left = next(map(last_own, ended_by), None)
-    return foreign or start if left is None else left.tb_frame
+    return _of(foreign or start)
+
+
+def _of(frame: FrameType) -> tuple[str, int, dict[str, Any]]:
+    return frame.f_code.co_filename, frame.f_lineno, frame.f_globals

@@ -46,6 +46,30 @@ def test_a_clean_loop_over_plain_tensors_is_clean(tmp_path: Path) -> None:
     assert out.strip() != "nan"
 
 
+def test_a_closure_that_an_optimizer_calls_again_is_told_its_operation(tmp_path: Path) -> None:
+    program = """
+    import torch
+    torch.manual_seed(0)
+    w = torch.zeros(5, requires_grad=True)
+    x = torch.randn(40, 5) * 50
+    y = (x @ torch.randn(5) > 0).float()
+    optimizer = torch.optim.LBFGS([w], lr=1.0, max_iter=10)
+    def closure():
+        optimizer.zero_grad()
+        p = torch.sigmoid(x @ w)
+        loss = -(y * torch.log(p) + (1 - y) * torch.log(1 - p)).mean()
+        loss.backward()
+        return loss
+    for _ in range(3):
+        optimizer.step(closure)
+    """
+    _, _, said = run(tmp_path, program)
+    assert "op log" in said
+    assert "in closure" in said
+    assert "[log_of_zero]" in said
+    assert "replay-failed" not in said
+
+
 MODEL = """
 import math, torch
 torch.manual_seed(0)
@@ -241,6 +265,39 @@ def test_a_value_of_many_elements_that_the_program_asks_for_nan_is_told(tmp_path
     _, _, said = run(tmp_path, program)
     assert "op divide" in said
     assert "out = x / x" in said
+
+
+TAKEN_OUT = """
+import torch
+from torch.func import grad_and_value, vmap
+def nll(w, x):
+    return torch.log((w * x).sum())
+for x in (torch.ones(2), -torch.ones(2)):
+    _, losses = vmap(grad_and_value(nll), in_dims=(0, None))(torch.ones(3, 2), x)
+    print(losses.{taken})
+"""
+
+
+@pytest.mark.parametrize("taken", ["tolist()", "numpy()", "sum(0, True).mean().numpy()"])
+def test_what_the_program_takes_out_of_tensors_is_told_at_its_last_line(
+    taken: str, tmp_path: Path
+) -> None:
+    status, _, said = run(tmp_path, TAKEN_OUT.format(taken=taken), "--fail")
+    assert status == 1
+    assert "op log" in said
+    assert "return torch.log((w * x).sum())" in said
+    assert f"script.py:{len(TAKEN_OUT.splitlines())}: AnynanWarning" in said
+
+
+def test_missing_values_that_the_program_takes_out_are_no_harm(tmp_path: Path) -> None:
+    program = """
+    import torch
+    x = torch.tensor([1.0, float("nan"), 2.0])
+    print(x.tolist(), x.numpy(), x, x[x == x].tolist(), x.nanmean().item())
+    """
+    status, _, said = run(tmp_path, program, "--fail")
+    assert status == 0
+    assert "1 bad in" not in said
 
 
 def test_a_masked_value_that_the_program_prints_is_no_harm(tmp_path: Path) -> None:

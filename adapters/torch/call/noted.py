@@ -6,6 +6,7 @@ can be computed again. Two passes back nothing is held at all.
 """
 
 import functools
+import math
 import os
 import sys
 import threading
@@ -78,7 +79,10 @@ _NEVER = frozenset(
 _WRITERS = frozenset({"__setitem__", "__iadd__", "__isub__", "__imul__", "__idiv__",
                       "__itruediv__", "__ipow__", "__imod__", "__ifloordiv__"})  # fmt: skip
 
-_READS = frozenset({"item", "__float__", "__bool__", "__repr__", "__format__"})
+_READS = frozenset(
+    {"item", "__float__", "__bool__", "__repr__", "__format__", "tolist", "numpy", "__array__"}
+)
+_ARRAYS = 1 << 16  # elements of an array that is taken from a tensor without a copy, and looked at
 _ASKS = frozenset({"isnan", "isinf", "isfinite"})
 # From an answer to what was asked there are so few operations, and so few others in between.
 _HOPS, _RECENT = 4, 16
@@ -453,8 +457,10 @@ class Notes(FunctionMode):
         elif kind is bool:
             x = self._asked(x)
             bad = x is not None
+        elif kind is str:
+            bad = "nan" in out or "inf" in out
         else:
-            bad = kind is str and ("nan" in out or "inf" in out)
+            bad = kind is list or getattr(out, "size", math.inf) <= _ARRAYS  # looked at below
         if bad and type(x) is _Tensor:
             self.inside += 1
             try:

@@ -232,7 +232,7 @@ class Watch:
             x: The number, or what the program asked for NaN.
         """
         graph = x.requires_grad and x.grad_fn is not None
-        if (x.numel() != 1 and not (graph and _holds_nan(x))) or _in_step():
+        if (x.numel() != 1 and not _holds_nan(x)) or _in_step():
             return  # of many, some may be infinite on purpose
         if not nonfinite(x) or self._found.bad():
             return
@@ -312,8 +312,8 @@ def _more(bad: list[Any]) -> str:
 
 
 def _computed(reading: Reading, x: torch.Tensor, seen: Replay | None) -> bool:
-    """Tell whether a number without a graph was computed, and not there from the beginning."""
-    if seen is None or reading.kind == "nan":
+    """Tell whether a value without a graph was computed, and not there from the beginning."""
+    if seen is None or (reading.kind == "nan" and x.numel() == 1):
         return seen is not None
     return seen.made and any(record.name != "constant" for record in seen.records)
 

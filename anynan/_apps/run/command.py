@@ -89,7 +89,7 @@ def run(chosen: argparse.Namespace) -> int:
     with errors, _watched_again(_given(chosen), _own_name(chosen)):
         status, ended_by = program.run(begin)
     found.ended_by = ended_by
-    notices.ended_by += [] if ended_by is None else [ended_by]
+    notices.ended_by.append(ended_by)
     end()
     notices.ended_by.clear()
     notices.blanket[0] = True
