@@ -237,7 +237,7 @@ class Tail:
                     )
                 continue
             watcher.called = note.source()
-            with _modes(note), _kept_as_is(note.func):
+            with _modes(note, args), _kept_as_is(note.func):
                 out = note.func(*args, **kwargs) if data is None else data
             if note.in_place:
                 values[id(note.out), note.version] = args[0]
@@ -281,7 +281,7 @@ class Tail:
         try:
             args = [_filled(take, x) for x in note.args]
             kwargs = {name: _filled(take, x) for name, x in (note.kwargs or {}).items()}
-            with _modes(note), _kept_as_is(note.func):
+            with _modes(note, args), _kept_as_is(note.func):
                 note.func(*args, **kwargs)
         except Lost:  # all that is known is who wrote, and where
             stand.copy_(now)
@@ -589,10 +589,12 @@ def _kept_as_is(fn: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _modes(note: Note) -> Iterator[None]:
+def _modes(note: Note, args: list[Any]) -> Iterator[None]:
     """Enter the grad mode and the casts that an operation ran under."""
+    # Its result needs a gradient, yet it ran without one: a weight is not written to otherwise.
+    weight = note.in_place and args[0].is_leaf and args[0].requires_grad
     with ExitStack() as stack:
         for device, dtype in note.autocast.items():
             stack.enter_context(torch.autocast(device, dtype=dtype, cache_enabled=False))
-        stack.enter_context(torch.set_grad_enabled(note.grad))
+        stack.enter_context(torch.set_grad_enabled(note.grad and not weight))
         yield
