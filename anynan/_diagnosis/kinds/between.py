@@ -1,5 +1,6 @@
 """What code between two watched layers made, and handed to one of them."""
 
+import os
 from dataclasses import replace
 from itertools import takewhile
 from typing import NamedTuple
@@ -11,6 +12,7 @@ from anynan._diagnosis.lineage import Root
 from anynan._diagnosis.rules.evidence import seen
 from anynan.events import NON_FINITE, Cause, Event
 
+TAKEN = "{op}{at} was given a bad value, made outside what is watched"
 TEXT = "{layer} received a bad input, made {where}, {around}"
 UNWATCHED = "outside what is watched"
 FIX = "wrap what is computed there in anynan.check(...), or track with level='operation'"
@@ -37,6 +39,11 @@ def of_root(case: Investigation, root: Root) -> Event:
     operands = () if origin is None else origin.operands
     summary = next((item.summary for item in operands if item.source == "handed"), None)
     layer = (case.reading.layer if origin is None else origin.layer) or ""
+    if origin is not None and origin.layer is None:  # no layer took it
+        line = origin.source
+        at = "" if line is None else f" at {os.path.basename(line.file)}:{line.line}"
+        text = TAKEN.format(op=origin.name, at=at)
+        return _outside(case, summary, f"input of {origin.name}", text)
     return _event(case, layer, summary, root.label or "input")
 
 
@@ -75,12 +82,19 @@ def _event(
     before, named = _layer_before(case, layer), layer or "the model"
     where = f"between {before} and {named}" if before else f"before {named}"
     text = TEXT.format(layer=named, where=where, around=around)
+    found = _outside(case, summary, f"{label} of {named}", text, fix)
+    return replace(found, trail=case.trail(layer, "forward"))
+
+
+def _outside(
+    case: Investigation, summary: Summary | None, tensor: str, text: str, fix: str | None = None
+) -> Event:
+    """Report what was bad as it was taken."""
     held = "" if summary is None else seen(summary)
     return case.event(
         layer=None, phase="loss", kind=(None if summary is None else summary.kind) or case.kind,
-        tensor=f"{label} of {named}", summary=summary,
+        tensor=tensor, summary=summary,
         cause=Cause("made_between_layers", text, fix or outside.fix(case), held),
-        trail=case.trail(layer, "forward"),
     )  # fmt: skip
 
 
