@@ -277,6 +277,7 @@ def test_a_loop_over_replicas_of_the_programs_own_runs_to_its_end(tmp_path):
     assert "to its end" in ended.stdout, ended.stderr
     assert "replicas-full" not in ended.stdout + ended.stderr
     assert "1 bad in 4 steps" in ended.stdout + ended.stderr
+    assert re.search(r"op +log +replicas\.py:12 in one", ended.stderr), ended.stderr
 
 
 @pytest.mark.tier(2)
@@ -375,3 +376,52 @@ def test_a_metric_of_a_model_that_fit_trains_is_not_read_beside_it():
         end()
     assert [event.operation.name for event in found.bad()] == ["sqrt"]
     assert "1 bad in 2 steps" in found.lines()[0], found.lines()
+
+
+def watched(run):
+    """Give the events of what runs while everything is watched."""
+    found = Found()
+    end = watch_everything(Options(action="record"), found)
+    try:
+        run()
+    finally:
+        end()
+    return found.bad()
+
+
+class ChangesGradients(keras.Sequential):
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(self(data, training=True) ** 2)
+        slopes = tape.gradient(loss, self.trainable_variables)
+        slopes = [g / tf.norm(g - g) for g in slopes]  # changed slope
+        self.optimizer.apply_gradients(zip(slopes, self.trainable_variables))
+        return {"loss": loss}
+
+
+def test_a_gradient_that_a_compiled_step_changes_is_told_with_its_line():
+    net = ChangesGradients([keras.Input((3,)), keras.layers.Dense(1)])
+    net.compile("adam")
+    (event,) = watched(lambda: net.fit(X, verbose=0))
+    assert (event.operation.name, event.cause.tag) == ("divide", "divide_by_zero")
+    assert event.operation.source.line == line(__file__, "changed slope")
+
+
+@pytest.mark.filterwarnings("ignore::anynan.AnynanWarning")
+@pytest.mark.parametrize("action", ["record", "skip"])
+def test_what_a_compiled_step_assigns_by_hand_is_told_with_its_line(action):
+    w = tf.Variable([1.0, 4.0])
+
+    @anynan.tensorflow.track(action=action)
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(w**2)
+        w.assign_sub(tape.gradient(loss, w) / (w[0] - w[0]))  # by hand
+        return loss
+
+    step()
+    (event,) = step.events
+    assert (event.phase, event.operation.name) == ("loss", "divide")
+    assert event.operation.source.line == line(__file__, "by hand")
+    assert np.isfinite(w.numpy()).all() == (action == "skip")

@@ -61,7 +61,7 @@ class Places:
         for i, array in enumerate(arrays or ()):
             rows.keep(start + i, functools.partial(_same, array))
         for i, site in enumerate(self.sites if norms else ()):
-            if site.parameter is not None:
+            if site.parameter is not None and site.phase == "backward":
                 rows.add_norm(start + i, readings.norm(values[i]))
 
     def _calls(self, seen: dict[int, int]) -> list[int]:

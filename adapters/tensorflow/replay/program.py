@@ -387,7 +387,8 @@ def _flat(name: str, value: Any) -> list[tuple[str, Any]]:
 
 
 def _components(x: Any) -> list[tuple[str, Any]] | None:
-    if not isinstance(x, tf.RaggedTensor | tf.SparseTensor | tf.IndexedSlices):
+    kinds = tf.RaggedTensor | tf.SparseTensor | tf.IndexedSlices | tf.distribute.DistributedValues
+    if not isinstance(x, kinds) or isinstance(x, tf.Variable):
         return None
     return [("", part) for part in tf.nest.flatten(x, expand_composites=True)]
 

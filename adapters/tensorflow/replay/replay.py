@@ -139,7 +139,12 @@ def _loss(recorder: Recorder) -> float | None:
 def _norm(recorder: Recorder) -> float | None:
     """Give the L2 norm over the gradients of all weights, None where that is not known."""
     trace = recorder.program.trace
-    points = [point for block in trace.blocks for point in block.order if point.parameter]
+    points = [
+        point
+        for block in trace.blocks
+        for point in block.order
+        if point.phase == "backward" and point.parameter
+    ]
     known = {point.parameter for point in points}
     if not points or len(known) < len(points) or known & trace.sparse:
         return None
@@ -167,7 +172,8 @@ class Replays(Part):
             step: What ran.
             failed: A reading was bad, so it has to be found again, under XLA if need be.
         """
-        if _is_spread(step):
+        spread = _is_spread(step)
+        if spread and not hasattr(step.fn, "get_concrete_function"):
             raise ReplayError(REPLICAS())
         with self._again():
             program = self._programs.prepare(step)
@@ -182,12 +188,13 @@ class Replays(Part):
             result = Recorder(self._layers, program, run).result()
             if step.began is not None:
                 result.notes += step.began.notes()
-            if not (run.optimized or result.uncompiled):  # then the arithmetic itself is another
+            # Otherwise the arithmetic itself is another, or several replicas were read as one.
+            if not (run.optimized or result.uncompiled or spread):
                 result.passed = self._passed(run)
             nested_end = run.end is not None and run.end.type in FUNCTIONS
             opaque = any(record.raw in names.OPAQUE for record in result.records)
             calls = any(node.type in FUNCTIONS for node in program.graph.get_operations())
-            if failed and (opaque or nested_end or (calls and not result.records)):
+            if failed and not spread and (opaque or nested_end or (calls and not result.records)):
                 deeper = self._deeper(step)
                 if deeper is not None:
                     deeper.passed, result = result.passed, deeper

@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.eager.record import stop_recording
+from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 from anynan._base.walks import walk
 from anynan._diagnosis.evidence import ReplayError
@@ -18,6 +19,8 @@ from anynan.tensorflow.replay.program import Copied, Program
 WRITTEN = "the code asked for a value that depends on a variable the step had already written"
 # What a checking or solving operation ends with; anything else is no answer to a bad value.
 ENDS = (tf.errors.InvalidArgumentError,)
+# What adds up over replicas begins with.
+JOINING = ("Collective", "Nccl")
 _NODE = re.compile(r"\{\{node (?:replay/)?([^}]+)\}\}")
 
 
@@ -60,11 +63,22 @@ class Run:
 
     def ran(self, tensor: Any) -> bool:
         """Tell whether a tensor was made before the run ended."""
-        return self.end is None or tensor.op in self._until()
+        return (self.end is None and not self._joined) or tensor.op in self._until()
 
     def _until(self) -> list[Any]:
-        """List the nodes before the one that fails."""
-        return self._nodes if self.end is None else self._nodes[: self._nodes.index(self.end)]
+        """List the nodes before the one that fails, but for what is made of several replicas."""
+        end = None if self.end is None else self._nodes.index(self.end)
+        return [node for node in self._nodes[:end] if node.name not in self._joined]
+
+    @functools.cached_property
+    def _joined(self) -> set[str]:
+        """Name the nodes that are made of what several replicas give: they run at once alone."""
+        found: set[str] = set()
+        for node in self._nodes:
+            before = (*(x.op for x in node.inputs), *node.control_inputs)
+            if node.type.startswith(JOINING) or any(x.name in found for x in before):
+                found.add(node.name)
+        return found
 
     def _tensors(self) -> list[Any]:
         """List what is looked at: what was made before the node that fails, if one does."""
@@ -142,7 +156,7 @@ class Run:
     def _call(self, run: Any) -> Any:
         """Run on copies of what the step writes, made anew for each run."""
         copies = {
-            i: tf.Variable(x.content, trainable=False, shape=x.variable.shape)
+            i: ResourceVariable(x.content, trainable=False, shape=x.variable.shape)
             for i, x in enumerate(self.program.feeds)
             if isinstance(x, Copied)
         }

@@ -11,11 +11,9 @@ from anynan._steps.messages import INSIDE_LOOP
 from anynan.tensorflow.messages import (
     JACOBIAN,
     NESTED_GRADIENT,
-    REPLICAS_FULL,
     STALE_GRAPH,
 )
 from anynan.tensorflow.read import readings
-from anynan.tensorflow.read.buffers import Block, replica
 from anynan.tensorflow.read.frames import Frame, here, is_loop, named_arguments, tensors
 from anynan.tensorflow.replay import taped
 from anynan.tensorflow.replay.steps import Held, Part, Step
@@ -146,15 +144,7 @@ class Calls(Part):
             return
         state = self._state
         if frame.graph is not None:
-            trace = self._traces.of(frame.graph)
-            if state.replaying:
-                trace.blocks.append(Block(-1, frame.points, frame.order, backward))
-                return
-            block = self._buffers.write(frame, backward=backward)
-            if block is None:
-                self._tracker.judge.say(REPLICAS_FULL())
-            elif not replica():
-                trace.blocks.append(block)
+            self._steps.write(frame, backward=backward)
             return
         if state.replaying:
             return

@@ -12,7 +12,9 @@ from anynan._readings import step as core
 from anynan._readings.moves import due, moved, stride
 from anynan._readings.readings import ProbePoint
 from anynan.errors import AnomalyError
+from anynan.tensorflow.messages import REPLICAS_FULL
 from anynan.tensorflow.read.buffers import Block
+from anynan.tensorflow.read.frames import Frame
 from anynan.tensorflow.read.places import Places
 from anynan.tensorflow.read.weights import Weights, read
 from anynan.tensorflow.replay.reached import Reached
@@ -159,6 +161,20 @@ class Steps(Part):
         return Step(model, args, kwargs, state.step.kept, layer=True, began=began)
 
     # Readings.
+
+    def write(self, frame: Frame, *, backward: bool) -> None:
+        """Write what a frame collected into its graph."""
+        if not frame.points:
+            return
+        trace = self._traces.of(frame.graph)
+        if self._state.replaying:
+            trace.blocks.append(Block(-1, frame.points, frame.order, backward))
+            return
+        block = self._buffers.write(frame, backward=backward)
+        if block is None:
+            self._tracker.judge.say(REPLICAS_FULL())
+        else:
+            trace.blocks.append(block)
 
     def rows(self) -> core.Step:
         """Give this thread's open step."""

@@ -1,7 +1,7 @@
 """What happens around an optimizer's update of tracked weights."""
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from anynan._base.summary import Summary
 from anynan._diagnosis.evidence import BadParameter
 from anynan._readings.step import Step
 from anynan.tensorflow.read import probes, readings
-from anynan.tensorflow.read.frames import here, tensors
+from anynan.tensorflow.read.frames import Frame, here, tensors
 from anynan.tensorflow.read.probes import SCOPE
 from anynan.tensorflow.read.weights import raw, read
 from anynan.tensorflow.replay.steps import Held, Part
@@ -80,6 +80,7 @@ class Updates(Part):
         base = f"{scope}/{optimizer.name}" if scope else optimizer.name
         self._traces.of(graph).updates.add(base)
         spread = tf.distribute.get_strategy().num_replicas_in_sync > 1
+        given = [] if state.scaling else [self._taken(graph, zip(known, grads, strict=True))]
         # A loss scaler drops bad updates itself, and replicas may not meet inside of a condition.
         if not self._held.gated or state.scaling or spread or state.replaying:
             return run(grads, known)
@@ -89,7 +90,7 @@ class Updates(Part):
         if not checked:
             return run(grads, known)
         with tf.name_scope(SCOPE):
-            fine = self._fine(graph, checked)
+            fine = self._fine(graph, checked, *given)
         state.gradients = None
 
         def update() -> Any:
@@ -113,36 +114,55 @@ class Updates(Part):
                 state.by_hand.add(name)
             state.updated = state.updated or state.backward
             return run(*args, **kwargs)
-        if not self._held.gated:
-            return run(*args, **kwargs)
         if frame is None or frame.graph is not graph or not self._buffers.alone:
+            return run(*args, **kwargs)
+        value = args[0] if args else kwargs.get("value", kwargs.get("delta"))
+        given = self._taken(graph, [(variable, value)])
+        if not self._held.gated:
             return run(*args, **kwargs)
         with tf.name_scope(SCOPE) as scope:
             if frame.fine is None:
                 frame.fine = self._fine(graph, frame.slopes())
+            fine = tf.logical_and(frame.fine, self._fine(graph, given.tensors, given))
             self._traces.of(graph).updates.add(scope.rstrip("/"))
 
             def update() -> Any:
                 run(*args, **kwargs)
                 return tf.constant(True)
 
-            tf.cond(frame.fine, update, lambda: tf.constant(False))
+            tf.cond(fine, update, lambda: tf.constant(False))
         return variable
 
-    def _fine(self, graph: Any, checked: list[Any]) -> Any:
+    def _taken(self, graph: Any, pairs: Iterable[tuple[Any, Any]]) -> Frame:
+        """Read what weights are updated with, where it is not what the tape gave."""
+        frame, last = self._state.collect(graph), self._state.gradients
+        known: set[int] = set()
+        while last is not None:
+            known, last = known | {id(x) for x in last.tensors}, last.before
+        for variable, value in pairs:
+            name = self._weights.name(variable)
+            for _, x in tensors(value, "") if name is not None else ():
+                if isinstance(x, tf.Tensor) and id(x) not in known:
+                    layer = self._weights.layer(name)
+                    frame.take(x, layer, "optimizer", name.rpartition(".")[2], name)
+        self._steps.write(frame, backward=False)
+        return frame
+
+    def _fine(self, graph: Any, checked: list[Any], *given: Frame) -> Any:
         """Tell, as a tensor, whether gradients are finite; what was read is not read again."""
-        frame = self._state.gradients
-        known: dict[int, int] = {}
-        rows = None if frame is None or frame.graph is not graph else frame.rows
-        if frame is not None and rows is not None:
-            known = {id(x): i for i, x in enumerate(frame.tensors)}
-        places = [known[id(x)] for x in checked if id(x) in known]
-        changed = [x for x in checked if id(x) not in known]
         found = []
-        if changed:
-            found.append(readings.all_fine(self._buffers.look(changed, xla=self._state.xla)))
-        if places:
-            found.append(readings.all_fine(tf.gather(rows, places)))
+        last = self._state.gradients
+        for frame in (*given, *([] if last is None or last.graph is not graph else [last])):
+            if frame.rows is None:
+                continue
+            ours = {id(x) for x in checked}
+            places = [i for i, x in enumerate(frame.tensors) if id(x) in ours]
+            if places:
+                found.append(readings.all_fine(tf.gather(frame.rows, places)))
+            known = {id(x) for x in frame.tensors}
+            checked = [x for x in checked if id(x) not in known]
+        if checked:
+            found.append(readings.all_fine(self._buffers.look(checked, xla=self._state.xla)))
         return tf.reduce_all(found)
 
     def scales(self) -> bool:
