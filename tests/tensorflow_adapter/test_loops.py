@@ -395,7 +395,7 @@ class ChangesGradients(keras.Sequential):
             loss = tf.reduce_mean(self(data, training=True) ** 2)
         slopes = tape.gradient(loss, self.trainable_variables)
         slopes = [g / tf.norm(g - g) for g in slopes]  # changed slope
-        self.optimizer.apply_gradients(zip(slopes, self.trainable_variables))
+        self.optimizer.apply(slopes, self.trainable_variables)
         return {"loss": loss}
 
 
