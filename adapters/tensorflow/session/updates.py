@@ -141,7 +141,9 @@ class Updates(Part):
             known, last = known | {id(x) for x in last.tensors}, last.before
         for variable, value in pairs:
             name = self._weights.name(variable)
-            for _, x in tensors(value, "") if name is not None else ():
+            if name is None:
+                continue
+            for _, x in tensors(value, ""):
                 if isinstance(x, tf.Tensor) and id(x) not in known:
                     layer = self._weights.layer(name)
                     frame.take(x, layer, "optimizer", name.rpartition(".")[2], name)
