@@ -95,7 +95,7 @@ def watch_all(options: Options, found: Found) -> Callable[[], None]:
 
     @between_graphs
     def after_update(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        noted.updated()
+        noted.updated(optimizer)
         watch.updated(optimizer)
 
     handles = [
@@ -364,7 +364,8 @@ def _owner(layer: torch.nn.Module) -> torch.nn.Module | None:
 
 @between_graphs
 def _before_update(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    if not callable(kwargs.get("closure", args[1] if len(args) > 1 else None)):
+    closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+    if not callable(closure) and not noted.is_own(optimizer):
         noted.away()
 
 

@@ -95,6 +95,12 @@ def _unknown(s: Situation) -> Cause:
         if (name := called(s, item))
     )
     origin = "the gradient of {op}" if s.where == "backward" else "{op}"
+    if not s.operands:
+        return Cause(
+            UNKNOWN,
+            f"{origin} left {{kind}}, and what it was given is gone".format(**names),
+            "wrap what this line computes in anynan.check(...) calls",
+        )
     if s.where != "backward" and any(infinite(item.summary) for item in s.operands):
         return Cause(
             UNKNOWN,
@@ -104,7 +110,7 @@ def _unknown(s: Situation) -> Cause:
             values,
         )
     finite = all(item.summary is not None and not item.summary.bad for item in s.operands)
-    given = " from finite operands" if finite and s.operands else ""
+    given = " from finite operands" if finite else ""
     accepted = domain(s.operation)
     names["accepted"] = "" if accepted in ("", EVERYWHERE) else f" ({accepted})"
     return Cause(

@@ -617,6 +617,42 @@ def test_what_the_program_writes_into_weights_by_hand_is_not_put_to_the_optimize
     assert "by the optimizer" not in said
 
 
+OPTIMIZER = """
+import torch
+torch.manual_seed(0)
+def orthogonal(g):
+    return g / g.norm()
+class Own(torch.optim.Optimizer):
+    @torch.no_grad()
+    def step(self):
+        for p in self.param_groups[0]["params"]:
+            p.add_(orthogonal(p.grad), alpha=-1e-3)
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.used, self.unused = torch.nn.Linear(4, 8), torch.nn.Linear(8, 8)
+    def forward(self, x, scale):
+        return self.used(x) + self.unused(self.used(x)) * scale
+model = Net()
+{tracked}
+optimizer = Own(model.parameters(), {{}})
+for i in range(4):
+    loss = model(torch.randn(4, 4), 1.0 if i < 2 else 0.0).square().mean()
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("tracked", ["", "import anynan; anynan.torch.track(model, action='warn')"])
+def test_an_optimizer_of_the_programs_own_is_told_its_operation(
+    tmp_path: Path, tracked: str
+) -> None:
+    _, _, said = run(tmp_path, OPTIMIZER.format(tracked=tracked))
+    assert "op divide" in said
+    assert "return g / g.norm()" in said
+    assert "[divide_by_zero]" in said
+    assert "what it gave was written into unused." in said
+
+
 LARGE = """
 import torch
 torch.manual_seed(0)
@@ -699,6 +735,7 @@ def test_a_compiled_loss_is_told_with_its_line_and_leaves_all_as_it_was(
     [
         ("simplefilter('error')", True),
         ("filterwarnings('ignore')", True),
+        ("filterwarnings('ignore', '.*')", True),
         ("filterwarnings('ignore', message='.*first appeared')", False),
     ],
 )

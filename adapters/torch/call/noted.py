@@ -6,6 +6,7 @@ can be computed again. Two passes back nothing is held at all.
 """
 
 import functools
+import inspect
 import math
 import os
 import sys
@@ -772,7 +773,13 @@ def within_models() -> None:
         away()
 
 
-def updated() -> None:
+def is_own(optimizer: torch.optim.Optimizer) -> bool:
+    """Tell whether an optimizer's step is code of the program's: that is noted, too."""
+    code = getattr(inspect.unwrap(type(optimizer).step), "__code__", None)
+    return code is not None and _is_users(code)
+
+
+def updated(optimizer: torch.optim.Optimizer) -> None:
     """Note an update: what led to its gradients is over."""
     notes = _here.notes
     if notes is not None:
@@ -781,7 +788,8 @@ def updated() -> None:
             notes.put()
         else:
             notes.take()  # a closure of the optimizer's has called the model since
-            notes.forget()
+            if not is_own(optimizer):
+                notes.forget()
 
 
 def leave() -> None:

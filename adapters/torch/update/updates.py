@@ -282,8 +282,10 @@ def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
     stepped()
     closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
     if not callable(closure):
-        noted.away()
+        notes = noted.away()
         _tell(optimizer)
+        if notes is not None and noted.is_own(optimizer):
+            notes.put()
         return None
 
     # A closure makes the gradients inside the step: they are read whenever it returns.
@@ -314,7 +316,7 @@ def _after(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     if not capturing():
         for each in watching():
             each.after(optimizer)
-    noted.updated()
+    noted.updated(optimizer)
 
 
 def _skipped(optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler) -> None:
