@@ -48,7 +48,7 @@ def _is_swept(text: str, category: type[Warning], module: str, line: int) -> boo
     """Tell whether a filter that does not name anynan's warnings hides one, or raises it."""
     for action, message, kind, where, number in warnings.filters:
         every = message is None or bool(re.match(message, ""))
-        said = every or re.match(message, text)
+        said = message is None or re.match(message, text)
         here = (where is None or re.match(where, module)) and number in (0, line)
         if said and here and issubclass(category, kind):
             return action in ("error", "ignore") and every and kind is not category
