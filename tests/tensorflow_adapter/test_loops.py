@@ -425,3 +425,52 @@ def test_what_a_compiled_step_assigns_by_hand_is_told_with_its_line(action):
     assert (event.phase, event.operation.name) == ("loss", "divide")
     assert event.operation.source.line == line(__file__, "by hand")
     assert np.isfinite(w.numpy()).all() == (action == "skip")
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_a_gradient_that_a_loop_changes_is_told_with_its_line(by_hand):
+    net, optimizer = model(), keras.optimizers.Adam()
+
+    def run():
+        for _ in range(2):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(net(X) ** 2)
+            weights = net.trainable_variables
+            slopes = [g / tf.norm(g - g) for g in tape.gradient(loss, weights)]  # changed outside
+            if not by_hand:
+                optimizer.apply(slopes, weights)
+            for slope, weight in zip(slopes if by_hand else (), weights, strict=False):
+                weight.assign_sub(slope)
+
+    event = watched(run)[0]
+    assert (event.step, event.operation.name) == (0, "divide")
+    assert event.operation.source.line == line(__file__, "changed outside")
+
+
+@pytest.mark.parametrize("metric", [keras.metrics.Mean, keras.metrics.MeanAbsoluteError])
+def test_the_loss_of_a_test_outside_of_functions_is_told_with_its_line(metric):
+    net, held = model(), metric()
+
+    def run():
+        train(net, tf.reduce_mean, keras.optimizers.SGD())
+        found = tf.math.log(-1 - net(X) ** 2)  # test loss
+        held(found) if metric is keras.metrics.Mean else held(X[:, :1], found)
+
+    (event,) = watched(run)
+    assert event.operation.source.line == line(__file__, "test loss")
+
+
+def test_a_bad_array_that_a_compiled_test_gives_is_told_and_a_mask_is_not():
+    net = model()
+
+    @tf.function
+    def test(x):
+        out = net(x)
+        return tf.math.log(-1 - out * out), tf.where(out < 0, -np.inf, out)  # test array
+
+    def run():
+        train(net, tf.reduce_mean, keras.optimizers.SGD())
+        test(X)
+
+    (event,) = watched(run)
+    assert event.operation.source.line == line(__file__, "test array")

@@ -133,11 +133,14 @@ class State(threading.local):
     depth: int = 0
     outputs: list[tuple[Any, Any, str, str]] = field(default_factory=list)
     gradients: Frame | None = None
+    slopes: list[Any] = field(default_factory=list)  # what a tape gave outside of graphs
+    taken: Frame = field(default_factory=lambda: Frame(None))  # what weights were written with
     open: bool = False
     held: bool = False
     fits: bool = False  # whether a compiled function of Keras's runs batches of its model
     has_loss: bool = False  # whether Keras computed one in the step that it evaluates
     updated: bool = False
+    written: set[str | None] = field(default_factory=set)  # weights that the step wrote by hand
     by_hand: set[str | None] = field(default_factory=set)  # weights that were written between steps
     after: bool = False
     inline: bool = False

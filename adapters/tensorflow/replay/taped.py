@@ -4,7 +4,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -242,6 +242,32 @@ class Record:
             self._inside.pop()
 
 
+# What a trail holds at most: operations, and bytes of their results.
+_MANY, _LARGE = 1000, 2**26
+
+
+class Trail(Record):
+    """Note what follows a gradient, or a call of a model, outside of the layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._size = 0
+
+    def note(self, *args: Any, **kwargs: Any) -> None:
+        """Note an operation, unless there are too many: then all of them are let go."""
+        count = len(self.notes)
+        super().note(*args, **kwargs)
+        for x in self.notes[-1].outputs if len(self.notes) > count else ():
+            self._size += (x.shape.num_elements() or 0) * x.dtype.size
+        if count > _MANY or self._size > _LARGE:
+            self.notes.clear()
+            self._on = False
+
+    def inside(self, layer: Any) -> AbstractContextManager[None]:
+        """Note nothing in a layer: what it gives is read."""
+        return self.off()
+
+
 def begin() -> None:
     """Begin a record of this thread, in the place of the one before."""
     end()
@@ -249,8 +275,23 @@ def begin() -> None:
     op_callbacks.add_op_callback(record.note)
 
 
+def trail(*, afresh: bool) -> None:
+    """Begin to note what follows, unless a record is written.
+
+    Args:
+        afresh: Whether to let go of what followed before.
+    """
+    record = running()
+    if isinstance(record, Trail) and afresh:
+        end()
+        record = None
+    if record is None:
+        record = _local.running = Trail()
+        op_callbacks.add_op_callback(record.note)
+
+
 def end() -> None:
-    """End it; it is there until the next begins, or it is dropped."""
+    """End it; that of a tape is there until the next begins, or it is dropped."""
     record = getattr(_local, "running", None)
     if record is not None:
         _local.running = None
@@ -264,13 +305,23 @@ def drop() -> None:
 
 
 def newest() -> Record | None:
-    """Give this thread's record."""
+    """Give the record of this thread's last tape."""
     return getattr(_local, "record", None)
 
 
 def running() -> Record | None:
     """Give this thread's record while it is written."""
     return getattr(_local, "running", None)
+
+
+@contextmanager
+def off() -> Iterator[None]:
+    """Note nothing meanwhile."""
+    with ExitStack() as stack:
+        for record in (newest(), running()):
+            if record is not None:
+                stack.enter_context(record.off())
+        yield
 
 
 class Differentiated(NamedTuple):
@@ -280,11 +331,13 @@ class Differentiated(NamedTuple):
         notes: What ran.
         target: What is differentiated.
         incoming: The gradient it begins with, None for ones.
+        frame: What is read of it, where no gradient was asked.
     """
 
     notes: tuple[Noted, ...]
     target: Any
-    incoming: Any
+    incoming: Any = None
+    frame: Frame | None = None
 
     def prepare(self, layers: Layers) -> "Made":
         """Choose what is to be made again.
@@ -368,10 +421,16 @@ class Made(NamedTuple):
                     held.update(
                         zip(map(id, note.outputs), self._again(note, known, held), strict=True)
                     )
+            frame = Frame(graph, replaying=True)
+            if self.of.frame is not None:
+                for point, x in zip(self.of.frame.points, self.of.frame.tensors, strict=True):
+                    place = point.layer, point.phase, point.tensor, point.parameter
+                    frame.take(held.get(id(x), x), *place)
+                known.blocks.append(Block(-1, frame.points, frame.order))
+                return
             target = tf.nest.map_structure(lambda x: held.get(id(x), x), self.of.target)
             sources = [*(x for _, x in watched), *self.inside]
             slopes = tape.gradient(target, sources, output_gradients=self.of.incoming)
-            frame = Frame(graph, replaying=True)
             # Where it is asked for those of variables, that reads them, and the loss.
             for label, x in tensors(() if self.inside else target, "loss"):
                 frame.take(x, None, "loss", label)

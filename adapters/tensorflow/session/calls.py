@@ -2,9 +2,10 @@
 
 import weakref
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from anynan._steps.messages import INSIDE_LOOP
@@ -93,10 +94,17 @@ class Calls(Part):
             if state.building:
                 state.building = False
                 self._grow()
-            record = taped.running()
-            with nullcontext() if record is None else record.off():
+            with taped.off():
                 self.flush(frame, backward=False)
+            if outer is None and graph is None and self._trails():
+                taped.trail(afresh=False)
         return out
+
+    def _trails(self) -> bool:
+        """Tell whether what runs now belongs to no step: what follows a call is noted."""
+        state = self._state
+        within = state.tapes or state.depth or state.held or state.replaying
+        return self._layers.model() is None and not within and not tf.inside_function()
 
     def _builds(self, layer: Any, graph: Any, outer: Frame | None, args: Any, kwargs: Any) -> bool:
         """Tell whether Keras only finds out shapes, here or in the call that begins."""
@@ -186,8 +194,8 @@ class Calls(Part):
     def metric(
         self, run: Callable[..., Any], metric: Any, values: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        """Read what a metric adds up in a graph that asks for no gradient: the loss of a test."""
-        out = run(values, *args, **kwargs)
+        """Read what a metric adds up where no gradient is asked for: the loss of a test."""
+        out = self.eager_metric(run, metric, values, *args, **kwargs)
         state, graph = self._state, here()
         asked = state.tapes or (state.gradients is not None and state.gradients.graph is graph)
         if graph is None or asked or self._layers.model() is not None:
@@ -195,6 +203,31 @@ class Calls(Part):
         if not self._builds(metric, graph, None, (), {}):
             self._take_loss(graph, values)
         return out
+
+    def eager_metric(self, run: Callable[..., Any], _: Any, *args: Any, **kwargs: Any) -> Any:
+        """Read what a metric takes outside of graphs, where it was made after a model ran."""
+        if here() is None and self._trails():
+            self._trailed((args, kwargs))
+        with taped.off():
+            return run(*args, **kwargs)
+
+    def _trailed(self, values: Any) -> None:
+        """Judge what followed a call of a model, where a metric takes something bad."""
+        record = taped.running()
+        notes = () if record is None else tuple(record.notes)
+        made = {id(x) for note in notes for x in note.outputs}
+        frame = Frame(None)
+        for _, x in tensors(values, "loss"):
+            if id(x) in made:
+                frame.take(x, None, "loss", "loss")
+        with taped.off():
+            frame, rows = _told(frame)
+            if frame.points:
+                taped.end()
+                self._steps.follow(Step(None, (), {}))
+                self._state.step.taped = Differentiated(notes, frame.tensors, frame=frame)
+                self._steps.judge(self._steps.places(frame.points), rows, frame.tensors)
+                self._steps.end()
 
     # Gradients.
 
@@ -252,6 +285,10 @@ class Calls(Part):
         if state.gradients is not None and state.gradients.graph is graph:
             frame.before = state.gradients
         state.gradients = None if graph is None else frame
+        if graph is None:
+            state.slopes = [x for _, x in tensors(grads, "")]
+            if not (state.depth or state.held or state.replaying):
+                taped.trail(afresh=True)
         return tf.nest.pack_sequence_as(sources, grads)
 
     def _under_tape(
@@ -306,21 +343,24 @@ class Calls(Part):
         self._steps.judge_all(written)
         inside = state.depth or state.held or state.frame is not None
         if not (forward_only and state.tapes) and not inside:
-            self._given(out)
+            self._given(out, forward_only=forward_only)
             self._steps.end()
+            if self._trails():
+                taped.trail(afresh=True)
         return out
 
-    def _given(self, out: Any) -> None:
-        """Read the single numbers that a function of the program's gives: the loss of a test."""
+    def _given(self, out: Any, *, forward_only: bool) -> None:
+        """Read what a function of the program's gives: numbers, and the arrays of a test."""
         if self._layers.model() is not None or self._tracker.judge.rows().failed is not None:
             return
         frame = Frame(None)
         for label, x in tensors(out, "result"):
-            if x.shape.rank == 0:
+            if forward_only or x.shape.rank == 0:
                 frame.take(x, None, "loss", "loss" if label == "result" else label)
+        with taped.off():
+            frame, rows = _told(frame, every=True)
         if frame.points:
-            places, values = self._steps.places(frame.points), readings.exact(frame.tensors)
-            self._steps.judge(places, values.numpy(), frame.tensors)
+            self._steps.judge(self._steps.places(frame.points), rows, frame.tensors)
 
     def _follow(self, step: Step) -> None:
         """Open the step of a compiled function, or go on with the one that it is in."""
@@ -394,3 +434,28 @@ class Calls(Part):
             return
         if any(self._layers.weights.name(v) for v in graph.variables):
             self._tracker.judge.say(STALE_GRAPH())
+
+
+def _told(frame: Frame, *, every: bool = False) -> tuple[Frame, Any]:
+    """Read what a test gives, and keep the numbers, and the arrays that hold a NaN.
+
+    An Inf in an array may be meant, as that of a mask.
+
+    Args:
+        frame: What is read.
+        every: Whether to keep the numbers that are finite, too.
+
+    Returns:
+        What is kept, and a row for each.
+    """
+    left = Frame(None)
+    if not frame.points:
+        return left, None
+    rows = readings.exact(frame.tensors).numpy()
+    for point, x, row in zip(frame.points, frame.tensors, rows, strict=True):
+        number = x.shape.rank == 0 and (every or not np.isfinite(row).all())
+        if number or np.isnan(row[2]):
+            left.points.append(point)
+            left.tensors.append(x)
+    kept = {id(x) for x in left.tensors}
+    return left, rows[[id(x) in kept for x in frame.tensors]]

@@ -3,7 +3,6 @@
 import functools
 import weakref
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import tensorflow as tf
@@ -113,6 +112,8 @@ class Seams:
         self._change(keras.optimizers.LossScaleOptimizer, "apply", scaled)
         for metric in (keras.metrics.Mean, keras.metrics.Sum):
             self._change(metric, "update_state", through(self._free, "calls.metric"))
+        wrapper = keras.metrics.MeanMetricWrapper
+        self._change(wrapper, "update_state", through(self._free, "calls.eager_metric"))
         for name in ("make_train_function", "make_test_function", "make_predict_function"):
             self._change(keras.Model, name, functools.partial(_make_function, name=name))
 
@@ -197,8 +198,7 @@ def _unrecorded(ask: Callable[..., Any]) -> Any:
     """Ask for a gradient; what makes it is nothing that ran under the tape."""
 
     def gradient(self: Any, *args: Any, **kwargs: Any) -> Any:
-        record = taped.newest()
-        with nullcontext() if record is None else record.off():
+        with taped.off():
             return ask(self, *args, **kwargs)
 
     return gradient

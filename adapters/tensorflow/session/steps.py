@@ -13,13 +13,16 @@ from anynan._readings.moves import due, moved, stride
 from anynan._readings.readings import ProbePoint
 from anynan.errors import AnomalyError
 from anynan.tensorflow.messages import REPLICAS_FULL
+from anynan.tensorflow.read import readings
 from anynan.tensorflow.read.buffers import Block
 from anynan.tensorflow.read.frames import Frame
 from anynan.tensorflow.read.places import Places
 from anynan.tensorflow.read.weights import Weights, read
+from anynan.tensorflow.replay import taped
 from anynan.tensorflow.replay.reached import Reached
 from anynan.tensorflow.replay.replay import Replays
 from anynan.tensorflow.replay.steps import Held, Part, Step
+from anynan.tensorflow.replay.taped import Differentiated
 
 
 class Moves(threading.local):
@@ -209,6 +212,21 @@ class Steps(Part):
                     self.end()
             raise
 
+    def taken(self) -> None:
+        """Judge what weights were updated with since the gradients, where that is another."""
+        state, frame = self._state, self._state.taken
+        state.taken, state.slopes = Frame(None), []
+        record = taped.running()
+        if not frame.points or self._tracker.judge.rows().failed is not None:
+            return
+        alone = state.step is not None and not (state.depth or state.held)
+        with taped.off():
+            if alone and state.step is not None and record is not None:
+                notes = tuple(record.notes)
+                state.step.taped = Differentiated(notes, frame.tensors, frame=frame)
+            values = readings.exact(frame.tensors).numpy()
+            self.judge(self.places(frame.points), values, frame.tensors)
+
     # Ends.
 
     def up_to(self, step: Step, error: BaseException) -> Replay | None:
@@ -218,6 +236,7 @@ class Steps(Part):
     def end(self) -> None:
         """Close this thread's step, and have what is left of it judged."""
         state, tracker = self._state, self._tracker
+        self.taken()
         updated, backward = state.updated, state.backward
         state.open = state.held = state.backward = False
         state.outputs = []
@@ -244,6 +263,7 @@ class Steps(Part):
         finally:
             state.step, state.roots, state.grown = None, [], []
             state.by_hand.clear()
+            state.written.clear()
         if error is not None:
             raise error
 

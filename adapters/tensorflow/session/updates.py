@@ -15,6 +15,7 @@ from anynan.tensorflow.read import probes, readings
 from anynan.tensorflow.read.frames import Frame, here, tensors
 from anynan.tensorflow.read.probes import SCOPE
 from anynan.tensorflow.read.weights import raw, read
+from anynan.tensorflow.replay import taped
 from anynan.tensorflow.replay.steps import Held, Part
 from anynan.tensorflow.session.steps import Steps
 
@@ -69,9 +70,15 @@ class Updates(Part):
         state, graph = self._state, here()
         self._optimizers.add(optimizer)
         if graph is None:
-            if state.replaying or self._steps.rows().skip:
+            if state.replaying:
                 return None
-            out = run(grads, known)
+            if not state.scaling:
+                self._take(zip(known, grads, strict=True))
+                self._steps.taken()
+            if self._steps.rows().skip:
+                return None
+            with taped.off():
+                out = run(grads, known)
             state.updated = True
             if state.open and not state.depth and not state.held:
                 self._steps.end()
@@ -112,12 +119,14 @@ class Updates(Part):
                 return variable
             if not state.backward:
                 state.by_hand.add(name)
+            else:
+                self._take([(variable, _value(args, kwargs))])
+                state.written.add(name)
             state.updated = state.updated or state.backward
             return run(*args, **kwargs)
         if frame is None or frame.graph is not graph or not self._buffers.alone:
             return run(*args, **kwargs)
-        value = args[0] if args else kwargs.get("value", kwargs.get("delta"))
-        given = self._taken(graph, [(variable, value)])
+        given = self._taken(graph, [(variable, _value(args, kwargs))])
         if not self._held.gated:
             return run(*args, **kwargs)
         with tf.name_scope(SCOPE) as scope:
@@ -139,6 +148,16 @@ class Updates(Part):
         known: set[int] = set()
         while last is not None:
             known, last = known | {id(x) for x in last.tensors}, last.before
+        self._collect(frame, pairs, known)
+        self._steps.write(frame, backward=False)
+        return frame
+
+    def _take(self, pairs: Iterable[tuple[Any, Any]]) -> None:
+        """Keep what weights are updated with outside of graphs: the step reads it once."""
+        if self._state.open and not self._state.replaying:
+            self._collect(self._state.taken, pairs, {id(x) for x in self._state.slopes})
+
+    def _collect(self, frame: Frame, pairs: Iterable[tuple[Any, Any]], known: set[int]) -> None:
         for variable, value in pairs:
             name = self._weights.name(variable)
             if name is None:
@@ -147,8 +166,6 @@ class Updates(Part):
                 if isinstance(x, tf.Tensor) and id(x) not in known:
                     layer = self._weights.layer(name)
                     frame.take(x, layer, "optimizer", name.rpartition(".")[2], name)
-        self._steps.write(frame, backward=False)
-        return frame
 
     def _fine(self, graph: Any, checked: list[Any], *given: Frame) -> Any:
         """Tell, as a tensor, whether gradients are finite; what was read is not read again."""
@@ -188,6 +205,8 @@ class Updates(Part):
         rows = self._steps.rows() if self._state.after else None
         found = []
         for item in self._weights.bad(self._began()):
+            if item.name in self._written():
+                continue
             held, settings = self._kept_for(self._weights.variable(item.name))
             gradient = None if rows is None else _gradient(rows, item)
             mine = item.name not in self._state.by_hand
@@ -196,7 +215,11 @@ class Updates(Part):
 
     def is_bad(self, name: str) -> bool:
         """Tell whether one weight or buffer is bad, as ``bad_parameters`` does of all."""
-        return self._weights.is_bad(name, self._began())
+        return name not in self._written() and self._weights.is_bad(name, self._began())
+
+    def _written(self) -> set[str | None]:
+        """Name the weights that the step wrote by hand: it made them what they are."""
+        return set() if self._state.after else self._state.written
 
     def _began(self) -> list[tuple[Any, Any]]:
         state = self._state
@@ -219,6 +242,11 @@ class Updates(Part):
                 if held is not None:
                     found[name] = probes.measure(read(held))
         return found, settings
+
+
+def _value(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Give what a variable is written with."""
+    return args[0] if args else kwargs.get("value", kwargs.get("delta"))
 
 
 def _gradient(rows: Step, item: BadParameter) -> Summary | None:
