@@ -4,7 +4,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -263,9 +263,11 @@ class Trail(Record):
             self.notes.clear()
             self._on = False
 
-    def inside(self, layer: Any) -> AbstractContextManager[None]:
+    @contextmanager
+    def inside(self, layer: Any) -> Iterator[None]:
         """Note nothing in a layer: what it gives is read."""
-        return self.off()
+        with self.off():
+            yield
 
 
 def begin() -> None:

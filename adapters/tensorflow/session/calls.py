@@ -224,8 +224,8 @@ class Calls(Part):
             frame, rows = _told(frame)
             if frame.points:
                 taped.end()
-                self._steps.follow(Step(None, (), {}))
-                self._state.step.taped = Differentiated(notes, frame.tensors, frame=frame)
+                again = Differentiated(notes, frame.tensors, frame=frame)
+                self._steps.follow(Step(None, (), {}, taped=again))
                 self._steps.judge(self._steps.places(frame.points), rows, frame.tensors)
                 self._steps.end()
 
