@@ -74,11 +74,19 @@ def worst(x: Any) -> int:
     """Give what ``code`` gives; for a small array without compiling anything."""
     if not getattr(x, "is_fully_addressable", True) or x.size > HOST:
         return int(_code(jnp.asarray(x)))
-    host = np.asarray(x)
+    return row(np.asarray(x))[0]
+
+
+def row(host: Any) -> tuple[int, float, float]:
+    """Give the word of an array on the host, its smallest and its largest finite value."""
     both = np.stack([host.real, host.imag]) if host.dtype.kind == "c" else host.astype(np.float64)
-    if np.isfinite(both).all():
-        return FINE
-    return NAN if (both != both).any() else POSINF if (both == math.inf).any() else NEGINF
+    fine = np.isfinite(both)
+    if not fine.all():
+        word = NAN if (both != both).any() else POSINF if (both == math.inf).any() else NEGINF
+        both = both[fine]
+    else:
+        word = FINE
+    return (word, float(both.min()), float(both.max())) if both.size else (word, *UNREAD)
 
 
 def scales(count: int) -> Any:

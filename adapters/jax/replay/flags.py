@@ -1,5 +1,6 @@
 """What one second run sees of chosen values."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,8 +10,12 @@ import numpy as np
 from anynan.jax.program.evaluator import jit_once
 from anynan.jax.program.program import Program
 from anynan.jax.read import probes
-from anynan.jax.read.readings import TOTALS, Emission, Plan
+from anynan.jax.read.readings import TOTALS, WIDE, Emission, Plan
 from anynan.jax.replay.zoom import look, nested
+
+# So many bytes of values are brought out whole: each that is reduced costs the compiler as much as
+# an operation, and what is told of needs no run of its own then.
+WHOLE = 1 << 26
 
 
 @dataclass(slots=True)
@@ -23,6 +28,7 @@ class Flag:
         shard: The device it was seen on, inside shard_map.
         row: The word and both ends, if they were asked for.
         rounds: The kind in every round, one axis for each loop; None where they were not kept.
+        array: The value itself, where it was brought out whole.
     """
 
     word: int
@@ -30,6 +36,7 @@ class Flag:
     shard: int | None = None
     row: Any = None
     rounds: Any = None
+    array: Any = None
 
 
 def flags(
@@ -47,8 +54,13 @@ def flags(
     compiled = program.replays.get(key)
     if compiled is None:
         compiled = program.replays[key] = _compiled(program, wanted, extra)
-    found = jax.device_get(compiled(probes.scales(len(wanted)), *arrays))
-    return {item.probe.key: _flag(item) for item in found}
+    found = compiled(probes.scales(len(wanted)), *arrays)
+    return {
+        item.probe.key: _of_whole(item, array.data, wide=wanted[item.probe.key] in WIDE)
+        if item.probe.what == "value"
+        else _flag(item)
+        for item, array in zip(jax.device_get(found), found, strict=True)
+    }
 
 
 def _zoomed(
@@ -66,14 +78,26 @@ def _zoomed(
 
 def _compiled(program: Program, wanted: dict[int, Any], extra: tuple[str, ...]) -> Any:
     plan = Plan(replaying=True, rounds=True, extra=extra)
+    left = 0 if extra or jax.process_count() > 1 else WHOLE
     for number, (index, what) in enumerate(wanted.items()):
-        program.want(plan, index, what, number=number)
+        value = program.graph.values[index]
+        size = value.aval.size * value.aval.dtype.itemsize
+        whole = size <= left and not value.loops and probes.checkable(value.aval)
+        left -= size * whole
+        program.want(plan, index, "value" if whole else what, number=number)
 
     def run(factors: Any, *inner: Any) -> list[Emission]:
         plan.factors = factors
         return program.evaluate(plan, inner)[1]
 
     return jit_once(run)
+
+
+def _of_whole(item: Emission, array: Any, *, wide: bool) -> Flag:
+    rows = [probes.row(x) for x in (item.data if item.shards else [item.data])]
+    shard = int(np.argmax([row[0] for row in rows])) if item.shards else None
+    row = rows[shard or 0]
+    return Flag(row[0], shard=shard, row=row if wide else None, array=array)
 
 
 def _flag(item: Emission) -> Flag:

@@ -152,12 +152,20 @@ class Recorder:
         self._sure()
 
     def _whole(self, wanted: Iterable[tuple[int, LoopIndex]]) -> dict[tuple[int, LoopIndex], Any]:
-        """Run the program once more for values in rounds of it."""
-        plan = Plan(replaying=True)
+        """Give values in rounds of the program, which runs once more for those not at hand."""
+        plan, held = Plan(replaying=True), dict[tuple[int, LoopIndex], Any]()
         for index, rounds in wanted:
-            self.program.want(plan, index, "value", rounds)
-        run = jit_once(lambda *inner: self.program.evaluate(plan, inner)[1])
-        return {(x.probe.key, x.probe.at): x.data for x in run(*self.arguments)}
+            flag, argument = self.found.get(index), self.graph.values[index].argument
+            array = None if flag is None else flag.array
+            array = array if argument is None else self.arguments[argument]
+            if array is not None:
+                held[index, rounds] = array
+            else:
+                self.program.want(plan, index, "value", rounds)
+        if plan.probes:
+            run = jit_once(lambda *inner: self.program.evaluate(plan, inner)[1])
+            held.update({(x.probe.key, x.probe.at): x.data for x in run(*self.arguments)})
+        return held
 
     def _values(self, bad: BadOp, indices: list[int]) -> dict[int, Any]:
         """Give whole values as an operation saw them, for a bundle."""
