@@ -18,6 +18,7 @@ from anynan._diagnosis.records import (
     Given,
     Origin,
     add_masked_rows,
+    called,
     gradient_operands,
     makers,
 )
@@ -158,6 +159,9 @@ def test_operands_of_a_gradient_are_named() -> None:
 
 def test_makers_are_named() -> None:
     assert makers(iter(["sum", "square", "log"])) == {"of": "sum", "terms": "square"}
+    assert [called("multiply", pair) for pair in ("xx", "xy", "x")] == [
+        "square", "multiply", "multiply",
+    ]  # fmt: skip
     assert makers([]) == {}
 
 

@@ -5,6 +5,8 @@ and gave, so that a bad number leads back to the call that made it, which can be
 """
 
 import ast
+import functools
+import inspect
 import math
 import sys
 import threading
@@ -23,6 +25,8 @@ from jax import tree_util
 
 from anynan._base import tracebacks
 from anynan._base.sources import is_anynans, is_library, position
+from anynan.jax.graphs import names
+from anynan.jax.graphs.lines import is_jax
 from anynan.jax.graphs.versions import watch_calls
 from anynan.jax.read import probes
 from anynan.jax.read.probes import NAN
@@ -49,6 +53,7 @@ class Call(NamedTuple):
         code: The program's own code that led there.
         at: Where in it.
         size: How many bytes are kept alive.
+        whole: The call of a function of JAX's that it is a part of, such as ``softmax``.
     """
 
     fn: Callable[..., Any]
@@ -58,11 +63,21 @@ class Call(NamedTuple):
     code: CodeType
     at: int
     size: int
+    whole: "Call | None" = None
 
     @property
     def place(self) -> str:
         """Give the line that made it."""
         return f"{Path(self.code.co_filename).name}:{position(self.code, self.at)[0]}"
+
+    @property
+    def brings(self) -> bool:
+        """Tell whether it only brings an array of NumPy's in."""
+        given = list(filter(_is_numpys, self.given))
+        if not len(given) == len(self.gave) == 1:
+            return False
+        there = np.asarray(self.gave[0])
+        return np.array_equal(given[0].astype(there.dtype), there, equal_nan=True)
 
     def run(self) -> tuple[Callable[..., Any], list[Any]]:
         """Give a function that makes the call once more, in its line, and the arrays it takes."""
@@ -110,15 +125,20 @@ class Calls:
             if not gave or type(gave[0]) not in ARRAYS:  # it is being traced
                 return
             frame: Any = sys._getframe(2)
+            inner, of_jax = None, True
             while is_library(file := frame.f_code.co_filename):
                 if is_anynans(file):  # it is watched, or of our own
                     return
+                if of_jax := of_jax and is_jax(file):
+                    inner = frame if _is_whole(frame.f_code) else inner
                 frame = frame.f_back
-            given, form = tree_util.tree_flatten((args, kwargs))
-            size = sum([_lighten(given), _lighten(gave)])
-            call = Call(fn, given, form, gave, frame.f_code, frame.f_lasti, size)
+            whole, place = None, (frame.f_code, frame.f_lasti)
+            if inner is not None and (made := _made_of(inner)) is not None:
+                whole = _held(*made, [], *place)
+            call = _held(fn, (args, kwargs), gave, *place)._replace(whole=whole)
+            size = call.size + (0 if whole is None else whole.size)
             with self._lock:
-                self._held.append(call)
+                self._held.append(call._replace(size=size))
                 self._size += size
                 while len(self._held) > CALLS or self._size > BYTES:
                     self._size -= self._held.popleft().size
@@ -129,11 +149,12 @@ class Calls:
             self._held.clear()
             self._size, self._past = 0, None
 
-    def origin(self, arrays: Iterable[Any]) -> Call | None:
+    def origin(self, arrays: Iterable[Any], *, numpys: bool = False) -> Call | None:
         """Find the first call that led to bad numbers and was given none; None if it is not held.
 
         Args:
             arrays: The numbers, or answers to questions about them.
+            numpys: Whether the first that was given a NaN in an array of NumPy's counts, too.
         """
         found = None
         wanted = list(arrays)
@@ -149,7 +170,8 @@ class Calls:
             wanted += bad if worst else filter(_is_answer, given)
             came = max(map(_word, made))
             # A NaN may come of Infs that are meant so, as those of a mask.
-            if came > worst and came and not any(x is None for x in given):
+            new = came > worst or (numpys and worst == NAN and any(map(_is_numpys, bad)))
+            if new and came and not any(x is None for x in given):
                 found = call
         return found
 
@@ -206,11 +228,33 @@ def bad(value: Any) -> list[Any]:
     ]
 
 
+@functools.cache
+def _is_whole(code: CodeType) -> bool:
+    """Tell whether it is the code of a function of JAX's that is one operation to its users."""
+    return names.function((code.co_name,)) is not None
+
+
+def _made_of(frame: Any) -> tuple[Any, Any] | None:
+    """Give the function that a frame runs and what it was given, None if that is not known."""
+    code, held = frame.f_code, frame.f_locals
+    fn = frame.f_globals.get(code.co_name)
+    if not callable(fn) or code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS):
+        return None
+    first, only = code.co_posonlyargcount, code.co_argcount + code.co_kwonlyargcount
+    given = [(name, held[name]) for name in code.co_varnames[:only]]
+    return fn, (tuple(x for _, x in given[:first]), dict(given[first:]))
+
+
+def _held(fn: Any, given: Any, gave: list[Any], code: CodeType, at: int) -> Call:
+    leaves, form = tree_util.tree_flatten(given)
+    return Call(fn, leaves, form, gave, code, at, sum([_lighten(leaves), _lighten(gave)]))
+
+
 def _lighten(leaves: list[Any]) -> int:
     """Hold large arrays weakly; give the bytes of the others."""
     size = 0
     for i, x in enumerate(leaves):
-        if type(x) in ARRAYS:
+        if type(x) in ARRAYS or isinstance(x, np.ndarray):
             own = x.size * x.dtype.itemsize
             size += own if own <= LARGE else 0
             if own > LARGE:
@@ -222,6 +266,10 @@ def _alive(x: Any) -> Any:
     """Give what a call took or gave, None where that is gone."""
     x = x() if isinstance(x, weakref.ref) else x
     return None if type(x) in ARRAYS and x.is_deleted() else x
+
+
+def _is_numpys(x: Any) -> bool:
+    return isinstance(x, np.ndarray)
 
 
 def _is_answer(x: Any) -> bool:

@@ -8,8 +8,9 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import jax
 import numpy as np
@@ -51,17 +52,37 @@ OWN = frozenset({"jax", "jaxlib", "flax", "equinox", "keras", "anynan"})
 LOOKS = 3
 _looked: Counter[Any] = Counter()
 _called: Counter[Any] = Counter()
-# How a program looks at a number, and the first that was bad, until another step runs: where, and
-# the call that made it bad, None if that is not known.
+# How a program looks at a number, and the first that was bad, until another step runs.
 READS = ("__float__", "__format__", "__str__", "item", "tolist")
-_read: list[tuple[str, int, Call | None]] = []
+_read: "list[Look]" = []
 # By what a program asks NumPy whether numbers are finite, and what it is answered where one is not.
 ASKS = {"isnan": True, "isinf": True, "isfinite": False}
 _calls = Calls()
-# Those that were told as what made the arrays bad that a step was given.
+# Those that were told as what made an array bad that a step was given, or a number that was read.
 _followed: list[Call] = []
 # What watches what runs outside of any jit, by its code.
 _trackers: dict[Any, Tracker] = {}
+
+
+class Look(NamedTuple):
+    """Say where a program looked at a bad number.
+
+    Attributes:
+        file: Where.
+        line: In which line.
+        call: What made it bad, None if that is not known.
+        asked: True if the program asked, and so knows.
+    """
+
+    file: str
+    line: int
+    call: Call | None
+    asked: bool
+
+    @property
+    def place(self) -> str:
+        """Give the line."""
+        return f"{Path(self.file).name}:{self.line}"
 
 
 def watch_all(options: Options, found: Found) -> Callable[[], None]:
@@ -159,15 +180,20 @@ def watch_all(options: Options, found: Found) -> Callable[[], None]:
     return undo
 
 
-def _goes_on(found: Found) -> None:
-    """Forget what was read before a step: the program goes on from it, which is said once."""
-    known = any("[went-on]" in note for note in found.notes)
-    for file, line, call in _read if not known else ():
-        if call is not None:
-            place = f"{Path(file).name}:{line}"
-            found.notes.append(WENT_ON(place=place, origin=call.place))
+def _goes_on(found: Found, options: Options) -> None:
+    """Tell of what was read before a step; where the program asked and goes on, it is a note."""
+    if not eager_now():
+        return
+    looks = list(_read)
     _read.clear()
     _calls.goes_on()
+    for look in looks:
+        if look.call is None:
+            continue
+        if not look.asked:
+            _follow(look.call, options, found)
+        elif not any("[went-on]" in note for note in found.notes):
+            found.notes.append(WENT_ON(place=look.place, origin=look.call.place))
 
 
 def _was_fetched(x: Any, host: Any) -> None:
@@ -177,24 +203,25 @@ def _was_fetched(x: Any, host: Any) -> None:
         _was_read(x, made=not nan, depth=3)
 
 
-def _was_read(x: Any, *, made: bool = False, depth: int = 2) -> None:
+def _was_read(x: Any, *, made: bool = False, asked: bool = False, depth: int = 2) -> None:
     """Remember where the program looks at a bad number; a library's looks are its own affair.
 
     Args:
         x: The number, or the answer to a question about it.
         made: Whether it counts only if it is known what made it bad: an Inf may be what a search
             begins with.
+        asked: Whether the program asked if it is bad.
         depth: How many frames away the program is.
     """
     frame = sys._getframe(depth)
-    known = bool(_read and _read[0][2])
+    known = bool(_read and _read[0].call)
     if known or is_library(frame.f_code.co_filename):
         return
     call = None
     with suppress(Exception):  # it is looked for in what the program computed
-        call = _calls.origin([x])
+        call = _calls.origin([x], numpys=True)
     if call is not None or not (made or _read):
-        _read[:] = [(frame.f_code.co_filename, frame.f_lineno, call)]
+        _read[:] = [Look(frame.f_code.co_filename, frame.f_lineno, call, asked)]
 
 
 class OfNumPy:
@@ -216,7 +243,7 @@ class OfNumPy:
         if one and self._bad is None:
             _was_fetched(x, out)
         elif one and bool(out.item()) is self._bad:
-            _was_read(x)
+            _was_read(x, asked=True)
         return out
 
     @property  # type: ignore[misc]
@@ -283,7 +310,7 @@ def _deciding(found: Found, decide: Callable[..., Any]) -> Callable[..., Any]:
         with suppress(Exception):  # it is looked for in what the program computed
             asked, one = _calls.asked(x) or (False, False)
             if one:
-                _was_read(x)
+                _was_read(x, asked=True)
             elif asked:  # data may have gaps, which it fills
                 place = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
                 found.unwatched(CHECKED_BY_PROGRAM(place=place))
@@ -328,15 +355,17 @@ def _look_at_the_end(found: Found, options: Options) -> None:
     for name, value in program.items():
         if signature.is_kept(name) or name == "loss":
             arrays[name] = bad(value)
+    told = False
     with suppress(Exception):  # what cannot be made once more stays without its operation
-        origins = (_calls.origin(each) for each in (*arrays.values(), _calls.left()))
-        for call in (*(call for *_, call in _read), *origins):
-            if call is not None and not found.bad():
-                once(call, options, found)
-    if found.bad():
+        left = (*arrays.values(), _calls.left())
+        origins = (_calls.origin(each, numpys=True) for each in left)
+        for call in (*(look.call for look in _read), *origins):
+            if call is not None and not told and not found.bad():
+                told = once(call, options, found)
+    if told or found.bad():
         return
-    for file, line, _ in _read:
-        found.harm(f"a number was NaN or Inf as it was read, at {Path(file).name}:{line}")
+    for look in _read:
+        found.harm(f"a number was NaN or Inf as it was read, at {look.place}")
     for name, each in arrays.items():
         if name and each:
             found.harm(f"{name} holds NaN or Inf as the program ends")
@@ -353,7 +382,7 @@ class Watched:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call it, as one step."""
-        _goes_on(self._found)
+        _goes_on(self._found, self._options)
         if self._alone or tracing():  # a tracked function that calls it sees all of it
             return self._fn(*args, **kwargs)
         tracker = self._tracker or self._track()
@@ -454,7 +483,7 @@ class Eager(Watched):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call it, and look at what it gives."""
-        _goes_on(self._found)
+        _goes_on(self._found, self._options)
         given = tree_util.tree_leaves((args, kwargs))
         if self._alone or tracing() or traced(given) or staged():
             return (self._slope or self._fn)(*args, **kwargs)
@@ -533,7 +562,7 @@ class Eager(Watched):
             judge.settle(rows)
 
 
-def once(call: Call, options: Options, found: Found, came: Iterable[Any] = ()) -> None:
+def once(call: Call, options: Options, found: Found, came: Iterable[Any] = ()) -> bool:
     """Make a call that is known to make bad of good once more, as a tracked function.
 
     Args:
@@ -541,28 +570,48 @@ def once(call: Call, options: Options, found: Found, came: Iterable[Any] = ()) -
         options: As for ``track``.
         found: Is given the tracker.
         came: What came of it.
+
+    Returns:
+        Whether something was told.
     """
-    run, arrays = call.run()
-    maker = Eager(run, options, found, run)
-    tracker = maker.shared()
-    session, step = cast("Session", inside(tracker).judge.adapter), inside(tracker).judge.step
-    maker.again(tracker, session, arrays, {})
-    session.remember(came, step)
+    if call.brings:
+        found.harm(f"NaN came in from NumPy, at {call.place}")
+        return True
+    if options.policy.neginf is None:  # it did harm, and so is no mask
+        options = replace(options, policy=replace(options.policy, neginf="bad"))
+    for each in filter(None, (call.whole, call)):
+        run, arrays = each.run()
+        maker = Eager(run, options, found, run)
+        tracker = maker.shared()
+        session, step = cast("Session", inside(tracker).judge.adapter), inside(tracker).judge.step
+        told = _told(tracker)
+        maker.again(tracker, session, arrays, {})
+        session.remember(came, step)
+        if _told(tracker) > told:
+            return True
+    return False
 
 
 def _outside(options: Options, found: Found, given: list[Any]) -> None:
     """Tell what made the bad arrays that a step was given, if that ran outside of any."""
-    try:
+    call = None
+    with suppress(Exception):  # the step is judged all the same
         call = _calls.origin(given)
-        known = len(_followed) >= LOOKS or any(call is each for each in _followed)
-        # An array of -Inf may be a mask: it is told where it does harm.
-        if call is not None and not known and bad(call.gave):
-            _followed.append(call)
-            once(call, options, found, given)
+    if call is not None:
+        _follow(call, options, found, given)
+
+
+def _follow(call: Call, options: Options, found: Found, came: Iterable[Any] = ()) -> None:
+    """Tell of a call that made something bad, once for each line."""
+    if len(_followed) >= LOOKS or any(call.place == each.place for each in _followed):
+        return
+    _followed.append(call)
+    try:
+        once(call, options, found, came)
     except AnomalyError:
         raise
-    except Exception as error:  # noqa: BLE001  the step is judged all the same
-        found.fail("what a step was given", error)
+    except Exception as error:  # noqa: BLE001  the program goes on
+        found.fail(f"what {call.place} gave", error)
 
 
 class Foreign(Eager):
@@ -610,7 +659,7 @@ class Foreign(Eager):
     def _look(self, args: Any, kwargs: Any, failed: Exception | None = None) -> None:
         given = tree_util.tree_leaves((args, kwargs))
         if _has_nan(given):
-            _outside(self._options, self._found, given)
+            _outside(self._options, self._found, bad(given))
             if not self._found.bad():
                 self._found.unwatched(NAN_GIVEN(name=self._label))
             return

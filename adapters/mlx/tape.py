@@ -19,7 +19,7 @@ from anynan._arrays.containers import mapped
 from anynan._base import context
 from anynan._base.patches import Patches
 from anynan._base.sources import user_source
-from anynan._diagnosis.records import KEPT
+from anynan._diagnosis.records import KEPT, called
 from anynan._trace.op import Key, LinkedOp, Place, RerunError
 from anynan.events import Phase
 from anynan.mlx.functions import At, functions, holders, methods
@@ -288,7 +288,8 @@ class Tape:
         if not grows:  # else its gradient has them
             op.arguments = (), {}
         for key, x in zip(op.results, made, strict=True):
-            makers = (op.name, *op.chain)[:2]
+            name = called(op.name, [*op.operands.values()])
+            makers = (name, *op.chain)[:2]
             self._enter(x, Made(weakref.ref(x), key, grows and is_float(x), makers))
         return result
 

@@ -247,6 +247,17 @@ def makers(names: Iterable[str]) -> dict[str, Any]:
     return dict(zip(("of", "terms"), names, strict=False))
 
 
+def called(name: str, operands: Sequence[Any]) -> str:
+    """Name what made an operand; a product of something with itself is a square.
+
+    Args:
+        name: The operation.
+        operands: What it took, as something by which the same one is known again.
+    """
+    same = len(operands) == 2 and operands[0] == operands[1]
+    return "square" if name == "multiply" and same else name
+
+
 def add_masked_rows(
     record: OpRecord, scores: np.ndarray | None, axes: int | tuple[int, ...]
 ) -> None:

@@ -26,20 +26,65 @@ def found():
 
 @pytest.mark.parametrize("read", first(1, [float, lambda x: x.item(), str, lambda x: f"{x:.3f}"]))
 @pytest.mark.parametrize("goes_on", [False, True])
-def test_a_number_that_is_bad_as_it_is_read_is_told_unless_a_step_comes_after_it(read, goes_on):
+def test_a_number_that_is_bad_as_it_is_read_is_told_once_though_steps_come_after_it(read, goes_on):
     plain = jax.Array.__subclasses__()[0].__float__
     found = Found()
     end = watch_everything(Options(action="record", level="step"), found)
-    read(jnp.log(-jnp.ones(())))
-    if goes_on:  # it was a measure
-        jax.grad(lambda w: w**2)(1.0)
-        read(jnp.ones(()))
+    for _ in range(1 + 5 * goes_on):
+        read(jnp.log(-jnp.ones(())))
+        if goes_on:  # it was a measure
+            jax.grad(lambda w: w**2)(1.0)
+            assert found.bad()
     end()
     told = [event.operation.source.text for event in found.bad()]
-    assert told == ["read(jnp.log(-jnp.ones(())))"] * (not goes_on)
-    assert sum("went on with other steps: test_eager.py:" in x for x in found.notes) == goes_on
+    assert told == ["read(jnp.log(-jnp.ones(())))"]
+    assert not found.notes
     assert not found.harms
     assert jax.Array.__subclasses__()[0].__float__ is plain
+
+
+def test_of_a_bad_number_that_the_program_asked_about_and_went_on_there_is_a_note(found):
+    for _ in range(2):
+        assert bool(jnp.isnan(jnp.log(-jnp.ones(()))))
+        jax.grad(lambda w: w**2)(1.0)
+    assert not found.bad()
+    assert sum("went on with other steps: test_eager.py:" in x for x in found.notes) == 1
+
+
+@pytest.mark.parametrize("way", ["brought", "taken"])
+def test_nan_of_numpys_is_told_in_the_line_where_it_came_in(way):
+    end = watch_everything(Options(action="record", level="step"), found := Found())
+    data = np.array([[3.0, 4.0], [0.0, np.nan]], np.float32)
+    x = jnp.asarray(data) if way == "brought" else data
+    f"{jnp.mean(jnp.square(x))}"
+    end()
+    if way == "brought":
+        assert [x.startswith("NaN came in from NumPy, at test_eager") for x in found.harms] == [1]
+    else:
+        (event,) = found.bad()
+        assert event.cause.tag == "bad_input"
+        assert event.operation.source.text == 'f"{jnp.mean(jnp.square(x))}"'
+
+
+def test_what_numpy_holds_is_not_kept_alive_by_the_calls_that_took_it(found):
+    big = np.ones(eager.LARGE // 8 + 1)
+    gone = weakref.ref(big)
+    jnp.log(big)
+    jnp.log(np.ones(1000, np.float32))
+    del big
+    assert gone() is None
+    assert watchall._calls._size >= 8000
+
+
+def test_after_weights_that_eager_code_spoilt_nothing_more_is_told(found):
+    step = jax.jit(jax.value_and_grad(lambda w: (w**2).sum()))
+    w = jnp.ones(3)
+    for i in range(8):
+        _, slope = step(w)
+        w = w - 0.1 * slope
+        w = w / jnp.zeros(3) if i == 1 else w
+    (event,) = found.bad()
+    assert event.operation.source.text == "w = w / jnp.zeros(3) if i == 1 else w"
 
 
 @pytest.mark.parametrize(
@@ -149,7 +194,8 @@ def test_what_stands_for_a_function_of_numpys_passes_for_it():
         (lambda x: jnp.exp(x * 100), "exp"),
         (lambda x: (x / (x - x)).sum(), "divide"),
         (lambda x: jnp.where(x > 9, x, -jnp.inf) - jnp.full((), -jnp.inf), "subtract"),
-        (lambda x: jax.nn.softmax(jnp.full(2, -jnp.inf) * x)[0], "subtract"),
+        (lambda x: jax.nn.softmax(jnp.full(2, -jnp.inf) * x)[0], "softmax"),
+        (lambda x: jax.nn.logsumexp(jnp.full(2, jnp.inf) * x) * 0, "multiply"),
         (lambda x: x * jnp.inf, None),
         (lambda x: x + jnp.nan, None),
     ],
@@ -250,7 +296,8 @@ def test_weights_that_are_made_minus_infinite_are_told_where_they_do_harm(found)
     step = jax.jit(lambda w: w - jax.grad(lambda w: jnp.exp(-(w**2)).sum())(w))
     for _ in range(2):
         w = step(w)
-    assert found.bad()
+    (event,) = found.bad()
+    assert event.operation.source.text == "w = jnp.array([-0.4, -0.4]) / jnp.zeros(2)"
 
 
 def test_a_function_of_jaxs_keeps_its_name_while_calls_are_watched(found):

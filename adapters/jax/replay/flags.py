@@ -1,6 +1,5 @@
 """What one second run sees of chosen values."""
 
-import math
 from dataclasses import dataclass
 from typing import Any
 

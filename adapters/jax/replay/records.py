@@ -25,6 +25,7 @@ from anynan._diagnosis.records import (
     Origin,
     add_masked_rows,
     before,
+    called,
     gradient_operands,
     makers,
 )
@@ -397,7 +398,9 @@ class Recorder:
         if op.name in ("var", "std"):
             found["correction"] = self._correction(op.forward or op)
         if op.forward is not None:
-            found |= makers(op.name for op in before(op.forward, self._maker))
+            found |= makers(
+                called(op.name, op.nodes[-1].ins) for op in before(op.forward, self._maker)
+            )
         return found
 
     def _out_of_range(self, bad: BadOp) -> dict[str, Any]:

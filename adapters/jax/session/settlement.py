@@ -44,6 +44,8 @@ class StepReader(BaseAdapter):
         self._local = threading.local()
         # Is given what a step was given bad; tells of what made it outside of any step.
         self.outside: Callable[[list[Any]], None] | None = None
+        # What made the weights bad that the last steps were given.
+        self._maker: producers.Producer | None = None
         # The weights that the last step spoilt, by argument, and which of them are bad.
         self._spoilt: dict[int, weakref.ref[Any]] = {}
         self._listed: list[BadParameter] | None = None
@@ -79,7 +81,9 @@ class StepReader(BaseAdapter):
         try:
             if self.options.level == "operation" and not step.handed_on:
                 self.tracker.judge.operations(rows, lambda: self._seen(step, everything))
-            if step.read[:, 0].any() and not step.handed_on:
+            if not step.read[:, 0].any():
+                self._maker = None
+            elif not step.handed_on:
                 self._look_back(step)
             self.tracker.judge.settle(rows)
         finally:
@@ -153,13 +157,16 @@ class StepReader(BaseAdapter):
         """Find whether a reported step of another function made what this one was given."""
         arrays = list(map(alive, step.arrays))
         closed = [value.constant for value in step.program.graph.values if value.known]
-        if self.outside is not None:
-            self.outside([x for x in (*arrays, *closed) if isinstance(x, jax.Array) and _is_bad(x)])
         pairs = list(zip(arrays, step.program.leaves, strict=True))
+        kept = [x for x, leaf in pairs if leaf.role != "input"]
+        if self.outside is not None:
+            ids = set(map(id, kept))
+            self.outside([x for x in (*arrays, *closed) if _does_harm(x, kept=id(x) in ids)])
         # What was made of that is not known by itself; a batch has its own story.
-        maker = self.maker([*arrays, *closed]) or self.maker(
-            [x for x, leaf in pairs if leaf.role != "input"], step.since
-        )
+        maker = self.maker([*arrays, *closed]) or self.maker(kept, step.since)
+        if maker is None and any(map(_is_bad, kept)):
+            maker = self._maker
+        self._maker = maker
         if maker is not None:
             step.rows.came_from(ANYTHING, maker)
             return
@@ -403,6 +410,14 @@ class StepReader(BaseAdapter):
                 if i in self._spoilt  # and it is gone
             ]
         return found or step.spoilt
+
+
+def _does_harm(x: Any, *, kept: bool) -> bool:
+    """Tell whether an array that a step was given is bad, and no mask: that may hold -Inf."""
+    mask = not kept and isinstance(x, jax.Array) and x.size > 1
+    return (
+        isinstance(x, jax.Array) and _is_bad(x) and not (mask and probes.worst(x) == probes.NEGINF)
+    )
 
 
 def _is_bad(x: Any) -> bool:

@@ -22,6 +22,7 @@ from anynan._diagnosis.records import (
     Origin,
     add_masked_rows,
     before,
+    called,
     gradient_operands,
     makers,
 )
@@ -212,7 +213,9 @@ class Recorder:
         if op.name in SOFTMAX:
             found["dim"] = -1
         if op.forward is not None:
-            found |= makers(op.name for op in before(op.forward, self._made))
+            found |= makers(
+                called(op.name, [x.name for x in op.ins]) for op in before(op.forward, self._made)
+            )
         return found
 
     def _made(self, op: Op) -> Op | None:

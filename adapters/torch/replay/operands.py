@@ -13,7 +13,7 @@ import torch
 
 from anynan._diagnosis.lineage import OpRecord
 from anynan._diagnosis.operands import light
-from anynan._diagnosis.records import Given, before, makers
+from anynan._diagnosis.records import Given, before, called, makers
 from anynan._trace.op import Op, RerunError
 from anynan.errors import reason
 from anynan.events import Source
@@ -106,7 +106,11 @@ def node_params(node: Any) -> dict[str, Any]:
                 found[short] = value - 2**64 if value > 2**63 else value
             elif isinstance(value, list | tuple):
                 found[short] = list(value)
-    return found | makers(node_name(made.name()) for made in before(node, _made))
+    return found | makers(map(_called, before(node, _made)))
+
+
+def _called(node: Any) -> str:
+    return called(node_name(node.name()), [x for x, _ in node.next_functions])
 
 
 def _made(node: Any) -> Any:

@@ -116,7 +116,7 @@ def _sqrt_at_zero(s: Situation) -> str | None:
 def _norm_at_zero(s: Situation) -> str | None:
     if s.operation in ("sqrt", "pow"):
         made = {} if s.record is None else s.record.params
-        squares = made.get("of") == "sum" and made.get("terms") in ("pow", "square", "multiply")
+        squares = made.get("of") == "sum" and made.get("terms") in ("pow", "square")
         found = _sqrt_at_zero(s) if squares else None
         return None if found is None else f"{found}, the square root of a sum of squares"
     lengths = s.summary_of("result")
