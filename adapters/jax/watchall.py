@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -52,9 +52,10 @@ OWN = frozenset({"jax", "jaxlib", "flax", "equinox", "keras", "anynan"})
 LOOKS = 3
 _looked: Counter[Any] = Counter()
 _called: Counter[Any] = Counter()
-# How a program looks at a number, and the first that was bad, until another step runs.
+# How a program looks at a number, and the first that was bad, until another step runs: where, the
+# call that made it bad, None if that is not known, and whether the program asked and so knows.
 READS = ("__float__", "__format__", "__str__", "item", "tolist")
-_read: "list[Look]" = []
+_read: list[tuple[str, Call | None, bool]] = []
 # By what a program asks NumPy whether numbers are finite, and what it is answered where one is not.
 ASKS = {"isnan": True, "isinf": True, "isfinite": False}
 _calls = Calls()
@@ -62,27 +63,6 @@ _calls = Calls()
 _followed: list[Call] = []
 # What watches what runs outside of any jit, by its code.
 _trackers: dict[Any, Tracker] = {}
-
-
-class Look(NamedTuple):
-    """Say where a program looked at a bad number.
-
-    Attributes:
-        file: Where.
-        line: In which line.
-        call: What made it bad, None if that is not known.
-        asked: True if the program asked, and so knows.
-    """
-
-    file: str
-    line: int
-    call: Call | None
-    asked: bool
-
-    @property
-    def place(self) -> str:
-        """Give the line."""
-        return f"{Path(self.file).name}:{self.line}"
 
 
 def watch_all(options: Options, found: Found) -> Callable[[], None]:
@@ -187,13 +167,11 @@ def _goes_on(found: Found, options: Options) -> None:
     looks = list(_read)
     _read.clear()
     _calls.goes_on()
-    for look in looks:
-        if look.call is None:
-            continue
-        if not look.asked:
-            _follow(look.call, options, found)
-        elif not any("[went-on]" in note for note in found.notes):
-            found.notes.append(WENT_ON(place=look.place, origin=look.call.place))
+    for place, call, asked in looks:
+        if call is not None and not asked:
+            _follow(call, options, found)
+        elif call is not None and not any("[went-on]" in note for note in found.notes):
+            found.notes.append(WENT_ON(place=place, origin=call.place))
 
 
 def _was_fetched(x: Any, host: Any) -> None:
@@ -214,14 +192,15 @@ def _was_read(x: Any, *, made: bool = False, asked: bool = False, depth: int = 2
         depth: How many frames away the program is.
     """
     frame = sys._getframe(depth)
-    known = bool(_read and _read[0].call)
+    known = bool(_read and _read[0][1])
     if known or is_library(frame.f_code.co_filename):
         return
     call = None
     with suppress(Exception):  # it is looked for in what the program computed
         call = _calls.origin([x], numpys=True)
     if call is not None or not (made or _read):
-        _read[:] = [Look(frame.f_code.co_filename, frame.f_lineno, call, asked)]
+        place = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+        _read[:] = [(place, call, asked)]
 
 
 class OfNumPy:
@@ -359,13 +338,13 @@ def _look_at_the_end(found: Found, options: Options) -> None:
     with suppress(Exception):  # what cannot be made once more stays without its operation
         left = (*arrays.values(), _calls.left())
         origins = (_calls.origin(each, numpys=True) for each in left)
-        for call in (*(look.call for look in _read), *origins):
+        for call in (*(call for _, call, _ in _read), *origins):
             if call is not None and not told and not found.bad():
                 told = once(call, options, found)
     if told or found.bad():
         return
-    for look in _read:
-        found.harm(f"a number was NaN or Inf as it was read, at {look.place}")
+    for place, *_ in _read:
+        found.harm(f"a number was NaN or Inf as it was read, at {place}")
     for name, each in arrays.items():
         if name and each:
             found.harm(f"{name} holds NaN or Inf as the program ends")
@@ -592,13 +571,16 @@ def once(call: Call, options: Options, found: Found, came: Iterable[Any] = ()) -
     return False
 
 
-def _outside(options: Options, found: Found, given: list[Any]) -> None:
-    """Tell what made the bad arrays that a step was given, if that ran outside of any."""
-    call = None
+def _outside(options: Options, found: Found, given: list[Any], weights: Iterable[Any] = ()) -> None:
+    """Tell what made the bad arrays that a step was given, if that ran outside of any.
+
+    Those of -Inf may be masks, but for weights.
+    """
+    arrays, call = [*bad(given), *weights], None
     with suppress(Exception):  # the step is judged all the same
-        call = _calls.origin(given)
+        call = _calls.origin(arrays)
     if call is not None:
-        _follow(call, options, found, given)
+        _follow(call, options, found, arrays)
 
 
 def _follow(call: Call, options: Options, found: Found, came: Iterable[Any] = ()) -> None:
@@ -659,7 +641,7 @@ class Foreign(Eager):
     def _look(self, args: Any, kwargs: Any, failed: Exception | None = None) -> None:
         given = tree_util.tree_leaves((args, kwargs))
         if _has_nan(given):
-            _outside(self._options, self._found, bad(given))
+            _outside(self._options, self._found, given)
             if not self._found.bad():
                 self._found.unwatched(NAN_GIVEN(name=self._label))
             return

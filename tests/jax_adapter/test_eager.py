@@ -215,7 +215,7 @@ def test_an_infinite_number_that_is_fetched_counts_if_a_call_made_it(found):
     jax.device_get(jnp.full((), jnp.inf))
     assert not watchall._read
     jax.device_get({"loss": 1 / jnp.zeros(())})
-    assert watchall._read[0][2] is not None
+    assert watchall._read[0][1] is not None
 
 
 @pytest.mark.parametrize("taken", [False, True])

@@ -42,8 +42,8 @@ class StepReader(BaseAdapter):
     def __init__(self, tracker: Tracked, options: Options | None) -> None:
         super().__init__(tracker, options)
         self._local = threading.local()
-        # Is given what a step was given bad; tells of what made it outside of any step.
-        self.outside: Callable[[list[Any]], None] | None = None
+        # Is given what a bad step was given, and the bad weights; tells of what made them outside.
+        self.outside: Callable[[list[Any], list[Any]], None] | None = None
         # What made the weights bad that the last steps were given.
         self._maker: producers.Producer | None = None
         # The weights that the last step spoilt, by argument, and which of them are bad.
@@ -158,15 +158,12 @@ class StepReader(BaseAdapter):
         arrays = list(map(alive, step.arrays))
         closed = [value.constant for value in step.program.graph.values if value.known]
         pairs = list(zip(arrays, step.program.leaves, strict=True))
-        kept = [x for x, leaf in pairs if leaf.role != "input"]
+        kept = [x for x, leaf in pairs if leaf.role != "input" and _is_bad(x)]
         if self.outside is not None:
-            ids = set(map(id, kept))
-            self.outside([x for x in (*arrays, *closed) if _does_harm(x, kept=id(x) in ids)])
+            self.outside([*arrays, *closed], kept)
         # What was made of that is not known by itself; a batch has its own story.
         maker = self.maker([*arrays, *closed]) or self.maker(kept, step.since)
-        if maker is None and any(map(_is_bad, kept)):
-            maker = self._maker
-        self._maker = maker
+        self._maker = maker = maker or (self._maker if kept else None)
         if maker is not None:
             step.rows.came_from(ANYTHING, maker)
             return
@@ -410,14 +407,6 @@ class StepReader(BaseAdapter):
                 if i in self._spoilt  # and it is gone
             ]
         return found or step.spoilt
-
-
-def _does_harm(x: Any, *, kept: bool) -> bool:
-    """Tell whether an array that a step was given is bad, and no mask: that may hold -Inf."""
-    mask = not kept and isinstance(x, jax.Array) and x.size > 1
-    return (
-        isinstance(x, jax.Array) and _is_bad(x) and not (mask and probes.worst(x) == probes.NEGINF)
-    )
 
 
 def _is_bad(x: Any) -> bool:
