@@ -3,7 +3,7 @@
 import functools
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,6 +17,9 @@ from anynan._base.context import replaying
 from anynan._base.patches import through
 from anynan._diagnosis.evidence import BadParameter
 from anynan._diagnosis.lineage import Replay
+from anynan._diagnosis.rules.repair import Repair
+from anynan._diagnosis.trials import Attempt
+from anynan._reach.kept import container_state
 from anynan._readings.readings import Reading
 from anynan._readings.step import Step
 from anynan._steps.tracked import Tracked
@@ -379,6 +382,11 @@ class KerasSession(ModelSession):
         with self._untouched():
             return super().replay(reading)
 
+    def attempt(self, reading: Reading, repairs: Sequence[Repair]) -> Attempt | None:
+        """Run the failing call again with operations repaired."""
+        with self._untouched():
+            return super().attempt(reading, repairs)
+
     @contextmanager
     def _untouched(self) -> Iterator[None]:
         """Let the second run write to other tensors: the user's graph may have saved these."""
@@ -388,6 +396,9 @@ class KerasSession(ModelSession):
         kept = [(variable, variable._value) for variable in held if variable._value is not None]
         weights = [w.variable._value for w in self.models.weights() if w.variable.trainable]
         before = [(x, x._version, x.detach().clone()) for x in weights]
+        # What the layers added to the loss of the call that is under way: it goes on with that.
+        layers = [] if model is None else model._flatten_layers()
+        added = [container_state(layer._losses) for layer in layers]
         try:
             for variable, value in kept:
                 variable._value = torch.nn.Parameter(value.detach().clone(), requires_grad=False)
@@ -395,6 +406,8 @@ class KerasSession(ModelSession):
         finally:
             for variable, value in kept:
                 variable._value = value
+            for put_back in filter(None, added):
+                put_back()
             for x, version, content in before:
                 if x._version != version:  # a layer that normalises its kernel writes to it
                     x.data.copy_(content)

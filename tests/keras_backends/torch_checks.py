@@ -34,6 +34,21 @@ def loop(model, kind):
     return step
 
 
+def test_a_loss_that_a_layer_added_is_still_there_after_a_second_run():
+    def run(action):
+        keras.utils.set_random_seed(3)
+        regularized = keras.layers.ActivityRegularization(0.1)
+        model = keras.Sequential([keras.layers.Dense(4), regularized, Log(name="log")])
+        model.compile("sgd", "mse")
+        tracker = None if action is None else anynan.keras.track(model, action=action)
+        losses = model.fit(*data(), batch_size=4, verbose=0, shuffle=False).history["loss"]
+        return [*model.get_weights(), losses], tracker
+
+    found, tracker = run("record")
+    same(found, run(None)[0])
+    assert (tracker.events[0].layer, tracker.events[0].operation.name) == ("log", "log")
+
+
 @pytest.mark.parametrize("kind", ["keras", "torch"])
 def test_loop_of_ones_own(kind):
     model = models.functional(Root(name="inner"))
