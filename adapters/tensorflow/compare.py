@@ -1,6 +1,5 @@
 """One side of a comparison: a Keras model on TensorFlow, called eagerly."""
 
-from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -128,19 +127,11 @@ class _Taking(LayerCapture):
     def differentiate(self, loss: Any, weights: list[Any]) -> None:
         """Take the gradients of what layers were given and made, and of their weights."""
         tensors = {id(x): x for call in self.ended for x in (*call.into, *call.out_of)}
-        trained = [w for w in weights if not w.buffer]
-        variables = [w.variable.value for w in trained]
-        found = self.tape.gradient(loss, [*tensors.values(), *variables])
-        grads = {
-            key: _host(tf.convert_to_tensor(grad))
-            for key, grad in zip([*tensors, *map(id, trained)], found, strict=True)
-            if grad is not None
-        }
-        own = defaultdict(list)
-        for w in trained:
-            if id(w) in grads:
-                own[w.layer].append(grads[id(w)])
-        self.go_back(grads, own)
+        own = [(w.layer, w.variable.value) for w in weights if not w.buffer]
+        wanted = [*tensors.values(), *(x for _, x in own)]
+        found = self.tape.gradient(loss, wanted)
+        dense = [x if x is None else tf.convert_to_tensor(x) for x in found]
+        self.go_back(zip(wanted, dense, strict=True), own)
 
     # What is chosen.
 
@@ -206,11 +197,8 @@ def _objective(out: Any) -> Any:
     floats = _floats(out)
     if len(floats) == 1 and floats[0].shape.num_elements() == 1:
         return tf.reshape(floats[0], ())
-    total: Any = None
-    for i, x in enumerate(floats):
-        part = tf.reduce_sum(tf.cast(x, tf.float64) * cotangent(tuple(x.shape), i))
-        total = part if total is None else total + part
-    return total
+    wide = [tf.cast(x, tf.float64) * cotangent(tuple(x.shape), i) for i, x in enumerate(floats)]
+    return sum(map(tf.reduce_sum, wide)) if wide else None
 
 
 def _floats(tree: Any) -> list[Any]:

@@ -1,6 +1,5 @@
 """One side of a comparison: run a model with hooks, and keep what every layer gave."""
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
@@ -220,12 +219,8 @@ class _Taking(LayerCapture):
                     wanted.setdefault(id(x), x)
         tensors = [*wanted.values(), *(x for _, x in weights)]
         found = torch.autograd.grad(loss, tensors, allow_unused=True)
-        grads = {id(x): _host(g) for x, g in zip(tensors, found, strict=True) if g is not None}
-        own = defaultdict(list)
-        for name, x in weights:
-            if id(x) in grads:
-                own[name.rpartition(".")[0]].append(grads[id(x)])
-        self.go_back(grads, own)
+        own = [(name.rpartition(".")[0], x) for name, x in weights]
+        self.go_back(zip(tensors, found, strict=True), own)
 
     def capture(self) -> Capture:
         """Give what was collected."""
@@ -389,9 +384,6 @@ def _objective(out: Any) -> torch.Tensor | None:
     floats = [x for x in _floats(out) if x.requires_grad and not x.is_complex()]
     if len(floats) == 1 and floats[0].numel() == 1:
         return floats[0].reshape(())
-    total: torch.Tensor | None = None
-    for i, x in enumerate(floats):
-        weight = torch.from_numpy(cotangent(tuple(x.shape), i)).to(x.device, torch.float64)
-        part = (x.double() * weight).sum()
-        total = part if total is None else total + part
-    return total
+    weights = (torch.from_numpy(cotangent(tuple(x.shape), i)) for i, x in enumerate(floats))
+    parts = [(x.double() * w.to(x.device)).sum() for x, w in zip(floats, weights, strict=True)]
+    return sum(parts[1:], parts[0]) if parts else None

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from anynan._readings.history import Ring
+from anynan._readings.patterns import within
 from anynan._readings.policy import Policy
 from anynan._readings.readings import ProbePoint, Site
 from anynan._readings.step import Step
@@ -137,13 +138,13 @@ def _beside(rows: Step, orders: list[int], layer: str) -> dict[str, tuple[int, f
     over: set[str] = set()
     for order in orders:
         path, value = rows.sites[order].layer or "", rows.reading(order).absmax
-        for outer in [outer for outer in over if _inside(path, outer)]:
-            shown = {name: held for name, held in shown.items() if not _inside(name, outer)}
+        for outer in [outer for outer in over if outer != path and within(path, outer)]:
+            shown = {n: held for n, held in shown.items() if n == outer or not within(n, outer)}
             over.discard(outer)
         if path in around and path != layer:
             over.add(path)
         beside = path not in around and path.rpartition(".")[0] in around
-        beside = beside and not (layer and _inside(path, layer))
+        beside = beside and not (layer and within(path, layer))
         if value is not None and (path == layer or beside):
             call = rows.calls[order]
             before = shown.pop(path, (call, 0.0))
@@ -154,7 +155,3 @@ def _beside(rows: Step, orders: list[int], layer: str) -> dict[str, tuple[int, f
 def _finite(value: float, before: float | None) -> float | None:
     """Give the larger one, None where one is not finite."""
     return None if before is None or not math.isfinite(value) else max(value, before)
-
-
-def _inside(path: str, outer: str) -> bool:
-    return path != outer and (not outer or path.startswith(f"{outer}."))

@@ -43,11 +43,12 @@ def choose(
     return {
         path: layer
         for path, layer in layers.items()
-        if path in kept and not any(_inside(path, outer) for outer in left_out)
+        if path in kept and not any(within(path, outer) for outer in left_out)
     }
 
 
-def _inside(path: str, outer: str) -> bool:
+def within(path: str, outer: str) -> bool:
+    """Tell whether a layer is another one, or is inside of it."""
     return path == outer or not outer or path.startswith(outer + ".")
 
 

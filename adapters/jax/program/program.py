@@ -233,25 +233,27 @@ class Program:
             value = self.graph.values[self.graph.results[b]]
             grad = value.writer is not None and self.graph.nodes[value.writer].backward
             found[b] = Result(self.leaves[a].name, a, not grad)
-        self._set_apart(found)
+        self.back = dict(sorted((b, a) for a, b in pairs if found[b].state))
+        self._set_apart()
         for path, leaf in tree_util.tree_flatten_with_path(out)[0]:
             if isinstance(leaf, Slot) and leaf not in found:
                 found[leaf] = Result("result" + signature.spelled(path))
         return [found.get(i, Result("result")) for i in range(len(out_shapes))]
 
-    def _set_apart(self, results: Mapping[int, Result]) -> None:
+    def _set_apart(self) -> None:
         """Tell from the weights what a training step carries along, and no gradient reaches."""
         self.differentiated = any(node.backward for node in self.graph.nodes)
-        if not self.differentiated:
-            return
         untrained: set[int] = set()
-        for b, result in results.items():
-            if not result.state or result.source is None:
-                continue
-            leaf, index = self.leaves[result.source], self.graph.results[b]
+        for i, index, leaf in self.weights() if self.differentiated else ():
             handed_on = self.graph.values[index].argument is not None
-            if leaf.role == "parameter" and not handed_on and not self._trained(index, untrained):
-                self.leaves[result.source] = replace(leaf, role="buffer")
+            if not handed_on and not self._trained(index, untrained):
+                self.leaves[self.back[i]] = replace(leaf, role="buffer")
+
+    def weights(self) -> Iterator[tuple[int, int, Leaf]]:
+        """Walk the new weights that come back: which result, which value, in whose place."""
+        for i, source in self.back.items():
+            if self.leaves[source].role == "parameter":
+                yield i, self.graph.results[i], self.leaves[source]
 
     def _trained(self, index: int, known: set[int]) -> bool:
         """Tell whether a gradient went into a value; what was seen without one is known."""
@@ -290,12 +292,7 @@ class Program:
         None where the dtype of one changes on the way, as weakly typed numbers do in a first
         step: the old state cannot stand in the place of the new.
         """
-        found = {
-            i: item.source
-            for i, item in enumerate(self.results)
-            if item.state and item.source is not None
-        }
-        ins, outs = self.closed.in_avals, self.closed.out_avals
+        ins, outs, found = self.closed.in_avals, self.closed.out_avals, self.back
         return found if all(ins[a].dtype == outs[i].dtype for i, a in found.items()) else {}
 
     # Readings.
@@ -325,11 +322,8 @@ class Program:
             if leaf.role == "input":
                 found.append(ProbePoint(index, None, "input", leaf.name))
             elif self.settings.parameters and leaf.role in ("parameter", "buffer"):
-                short = leaf.name.rpartition(".")[2]
-                kept = leaf.role == "buffer"
-                found.append(
-                    ProbePoint(index, self.owner(leaf), "parameter", short, 0, leaf.name, kept)
-                )
+                owner, kept = self.owner(leaf), leaf.role == "buffer"
+                found.append(ProbePoint(index, owner, "parameter", leaf.short, 0, leaf.name, kept))
         return found
 
     def every_step(self) -> list[ProbePoint]:
@@ -339,16 +333,14 @@ class Program:
 
     def points(self, *, backward: bool, layers: bool = True) -> list[ProbePoint]:
         """List what there is to read behind the inputs, in the order of execution."""
-        keyed: list[tuple[int, int, ProbePoint]] = []
         values = self.graph.values
-        found = [point for point in self.layers.outputs() if layers and self.watched(point.layer)]
-        found += self.layers.checked()
-        keyed += [(values[point.value].writer or 0, 0, point) for point in found]
-        if backward and layers:
-            arriving = [point for point in self.layers.arriving() if self.watched(point.layer)]
-            keyed += [(values[point.value].writer or 0, 1, point) for point in arriving]
-        if backward:
-            keyed += [(values[point.value].writer or 0, 2, point) for point in self.gradients()]
+        outputs = self.layers.outputs() if layers else []
+        arriving = self.layers.arriving() if backward and layers else []
+        ranked = [(0, point) for point in outputs if self.watched(point.layer)]
+        ranked += [(0, point) for point in self.layers.checked()]
+        ranked += [(1, point) for point in arriving if self.watched(point.layer)]
+        ranked += [(2, point) for point in self.gradients() if backward]
+        keyed = [(values[point.value].writer or 0, rank, point) for rank, point in ranked]
         for i, index in enumerate(self.graph.results):
             value = values[index]
             # A result that only hands an argument on was read before it came in.
@@ -359,8 +351,7 @@ class Program:
                     nodes, _ = self.graph.origins(index)
                     last = max((node.index for node in nodes), default=0)
                     keyed.append((max(last, value.writer or 0), 3, result))
-        order = sorted(range(len(keyed)), key=lambda i: (keyed[i][0], keyed[i][1], i))
-        return _numbered([keyed[i][2] for i in order])
+        return _numbered([point for *_, point in sorted(keyed, key=lambda each: each[:2])])
 
     def _tally(self, i: int) -> bool:
         """Tell whether a result only counts up what was read where it came from."""
@@ -377,12 +368,11 @@ class Program:
             leaf = self.leaves[result.source]
             layer = self.owner(leaf)
             if result.state:
-                short = STATE if leaf.role == "state" else leaf.name.rpartition(".")[2]
+                short = STATE if leaf.role == "state" else leaf.short
                 carried = leaf.role == "buffer" or not self.differentiated
                 short = CARRIED if leaf.role == "buffer" else short
                 return ProbePoint(index, layer, "optimizer", short, 0, leaf.name, carried)
-            short = leaf.name.rpartition(".")[2]
-            return ProbePoint(index, layer, "backward", f"grad of {short}", 0, leaf.name)
+            return ProbePoint(index, layer, "backward", f"grad of {leaf.short}", 0, leaf.name)
         if any(node.backward for node in nodes) and all(node.backward for node in nodes):
             return ProbePoint(index, None, "backward", result.name)
         single = value.aval.size == 1
@@ -401,19 +391,11 @@ class Program:
 
     def gradients(self) -> Iterator[ProbePoint]:
         """Walk the gradients of the weights that an update works on."""
-        graph = self.graph
-        for i, result in enumerate(self.results):
-            if not result.state or result.source is None:
-                continue
-            leaf = self.leaves[result.source]
-            if leaf.role != "parameter":
-                continue
-            index = self.gradient_of(graph.results[i])
+        for _, weight, leaf in self.weights():
+            index = self.gradient_of(weight)
             if index is not None:
-                short = leaf.name.rpartition(".")[2]
-                yield ProbePoint(
-                    index, self.owner(leaf), "backward", f"grad of {short}", 0, leaf.name
-                )
+                tensor = f"grad of {leaf.short}"
+                yield ProbePoint(index, self.owner(leaf), "backward", tensor, 0, leaf.name)
 
     def gradient_of(self, index: int) -> int | None:
         """Find the gradient behind a new weight: its own shape all the way.
@@ -440,14 +422,9 @@ class Program:
     def spoilt(self, found: Mapping[int, Any]) -> list[int]:
         """List what tells of the first weight that an update spoilt."""
         graph = self.graph
-        for i, result in enumerate(self.results):
-            index = graph.results[i]
-            if not result.state or result.source is None:
-                continue
-            leaf = self.leaves[result.source]
+        for _, index, leaf in self.weights():
             more = [graph.results[j] for j, _ in self.moments(leaf)]
-            bad = any(j in found and found[j].word for j in (index, *more))
-            if bad and leaf.role == "parameter":
+            if any(j in found and found[j].word for j in (index, *more)):
                 gradient = self.gradient_of(index)
                 return [index, *([] if gradient is None else [gradient]), *more]
         return []
@@ -455,12 +432,10 @@ class Program:
     def moments(self, leaf: Leaf) -> list[tuple[int, str]]:
         """List the results that are the optimizer's state for a weight, by short names."""
         found = []
-        for i, result in enumerate(self.results):
-            if result.state and result.source is not None:
-                other = self.leaves[result.source]
-                if other.role == "state" and other.name.endswith("." + leaf.name):
-                    name = other.name.removesuffix("." + leaf.name).rpartition(".")[2]
-                    found.append((i, name))
+        for i, source in self.back.items():
+            other = self.leaves[source]
+            if other.role == "state" and other.name.endswith("." + leaf.name):
+                found.append((i, other.name.removesuffix("." + leaf.name).rpartition(".")[2]))
         return found
 
     # Programs.

@@ -65,6 +65,11 @@ class Leaf:
     argument: Hashable
     rest: tuple[Any, ...]
 
+    @property
+    def short(self) -> str:
+        """What its layer calls it."""
+        return self.name.rpartition(".")[2]
+
 
 def is_array(x: Any) -> bool:
     """Tell whether a leaf is data; anything else is part of the program."""

@@ -167,27 +167,21 @@ class Watch:
         program, found = self.program, {}
         shapes = [(v.shape, v.dtype) for v in program.closed.out_avals]
         wanted = {point.value for point in self.points}
-        for i, result in enumerate(program.results):
-            index = program.graph.results[i]
-            if not result.state or result.source is None or index not in wanted:
-                continue
-            leaf = program.leaves[result.source]
-            moments = [j for j, _ in program.moments(leaf) if shapes[j] == shapes[i]]
-            if leaf.role == "parameter" and shapes[i][0]:
+        for i, index, leaf in program.weights():
+            if index in wanted and shapes[i][0]:
+                moments = [j for j, _ in program.moments(leaf) if shapes[j] == shapes[i]]
                 found[index] = [i, *moments]
         return found
 
     def _states(self) -> list[State]:
         """List the readings of what an update writes, and what is known of each."""
         program, found = self.program, []
-        for i, result in enumerate(program.results):
-            index = program.graph.results[i]
-            if not result.state or result.source is None or index not in self.at:
-                continue
-            role = program.leaves[result.source].role
+        for i, source in program.back.items():
+            index, role = program.graph.results[i], program.leaves[source].role
             weight = i if role != "state" else None
             rest = [j for j in self.groups.get(index, [i]) if j != weight]
-            found.append(State(self.at[index], weight, rest, result.source, role == "buffer"))
+            if index in self.at:
+                found.append(State(self.at[index], weight, rest, source, role == "buffer"))
         return found
 
     def meant(

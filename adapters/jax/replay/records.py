@@ -508,27 +508,21 @@ def _light(aval: Any, word: int) -> Summary:
 
 def blame(program: Program, record: OpRecord, op: Op) -> None:
     """Put an update's operation where the weight is that it spoils."""
-    goal = {program.graph.results[i]: r for i, r in enumerate(program.results) if r.state}
+    goal = {index: leaf for _, index, leaf in program.weights()}
     for index in walk(op.outs, program.graph.makes, near=True):
-        result = goal.get(index)
-        if result is not None and result.source is not None:
-            leaf = program.leaves[result.source]
-            if leaf.role == "parameter":
-                record.parameter, record.layer = leaf.name, program.owner(leaf)
-                return
+        if index in goal:
+            record.parameter, record.layer = goal[index].name, program.owner(goal[index])
+            return
 
 
 def spoilt(program: Program, arrays: dict[tuple[int, LoopIndex], Any]) -> list[BadParameter]:
     """Describe the first weight that an update spoilt, with its gradient and state."""
     found = []
-    for i, result in enumerate(program.results):
-        array = arrays.get((program.graph.results[i], ()))
-        if array is None or not result.state or result.source is None:
+    for _, index, leaf in program.weights():
+        array = arrays.get((index, ()))
+        if array is None:
             continue
-        leaf = program.leaves[result.source]
-        if leaf.role != "parameter":
-            continue
-        grad = program.gradient_of(program.graph.results[i])
+        grad = program.gradient_of(index)
         gradient = None if grad is None else arrays.get((grad, ()))
         moments = {
             name: (j, probes.measure(arrays[program.graph.results[j], ()]))
@@ -538,7 +532,7 @@ def spoilt(program: Program, arrays: dict[tuple[int, LoopIndex], Any]) -> list[B
         summary, name, state = probes.measure(array), leaf.name, False
         bad = [j for j, held in moments.values() if held.bad]
         if not summary.bad and bad:
-            name = program.leaves[program.results[bad[0]].source or 0].name
+            name = program.leaves[program.back[bad[0]]].name
             summary, state = next(held for j, held in moments.values() if j == bad[0]), True
         found.append(
             BadParameter(

@@ -77,14 +77,11 @@ def sample(every: int | None, step: int, program: Program, arrays: list[Any]) ->
 def weights_of(program: Program) -> list[tuple[int, int]]:
     """List the results that are new weights, with the argument that each comes in as."""
     return [
-        (i, result.source)
-        for i, result in enumerate(program.results)
-        if result.state
-        and result.source is not None
-        and program.leaves[result.source].role == "parameter"
-        and probes.checkable(program.closed.out_avals[i])
+        (i, program.back[i])
+        for i, index, _ in program.weights()
+        if probes.checkable(program.closed.out_avals[i])
         # What is handed on as it came is not updated.
-        and program.graph.values[program.graph.results[i]].argument is None
+        and program.graph.values[index].argument is None
     ]
 
 

@@ -29,6 +29,7 @@ from anynan._apps.compare.messages import (
 from anynan._apps.compare.pairs import pairs, refuse_unused
 from anynan._base import products
 from anynan._base.messages import left
+from anynan._readings.patterns import within
 from anynan.options import CHECKS, Names
 
 RERUNS = 2
@@ -479,12 +480,8 @@ def _shut(
     ended = {(x.layer, x.call): i for i, x in enumerate(mine.taken) if x.way == "forward"}
     opens = [ended.get((x.layer, x.call), -1) for x, y in found if y is not None and _opens(x, y)]
     last = max([*opens, *(gate.before - 1 for gate in gates)], default=-1)
-    return lambda x: ended.get((x.layer, x.call), -1) <= last or _around(x.layer, gates)
-
-
-def _around(layer: str, gates: Sequence[Choice]) -> bool:
-    return any(
-        gate.layer == layer or not layer or gate.layer.startswith(f"{layer}.") for gate in gates
+    return lambda x: (
+        ended.get((x.layer, x.call), -1) <= last or any(within(g.layer, x.layer) for g in gates)
     )
 
 

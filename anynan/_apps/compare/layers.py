@@ -2,7 +2,7 @@
 
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -69,13 +69,17 @@ class LayerCapture:
     ) -> None:
         self.taken.append(Taken(call.layer, call.kind, call.number, way, given, made))
 
-    def go_back(self, grads: Mapping[int, Array], own: Mapping[str, Sequence[Array]]) -> None:
-        """Take the gradients of tensors, by identity, and of each layer's own weights."""
+    def go_back(self, found: Iterable[tuple[Any, Any]], weights: Iterable[tuple[str, Any]]) -> None:
+        """Take the gradients of tensors, beside each, and of each layer's own weights."""
+        grads = {id(x): self._host(grad) for x, grad in found if grad is not None}
+        own: dict[str, list[Array]] = defaultdict(list)
+        for layer, x in weights:
+            own[layer] += [grads[id(x)]] if id(x) in grads else []
         for call in sorted(self.ended, key=lambda call: call.started, reverse=True):
             given = tuple(grads[id(x)] for x in call.out_of if id(x) in grads)
             made = [grads[id(x)] for x in call.into if id(x) in grads]
             if self.calls[call.layer] == 1:
-                made += own.get(call.layer, ())
+                made += own[call.layer]
             if given and made:
                 self._take(call, "backward", given, tuple(made))
 

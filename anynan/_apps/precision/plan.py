@@ -7,6 +7,7 @@ from typing import Protocol
 
 from anynan._apps.precision.watch import Break, Row
 from anynan._files.formats import Format
+from anynan._readings.patterns import within
 
 RUNS = 40  # so many runs a plan may take to be found
 Line = tuple[str, int]
@@ -65,7 +66,7 @@ def inside(layer: str | None, kept: Collection[str]) -> str | None:
     """Give which of the kept layers a layer is, or is in; None if it is in none."""
     if layer is None:
         return None
-    return next((k for k in kept if not k or layer == k or layer.startswith(k + ".")), None)
+    return next((k for k in kept if within(layer, k)), None)
 
 
 def loss_scales(
