@@ -27,9 +27,8 @@ from anynan.errors import reason
 from anynan.events import Phase, Source
 from anynan.options import Options
 from anynan.tensorflow.graphs import lines, names
-from anynan.tensorflow.graphs.operations import is_float
 from anynan.tensorflow.read.layers import Layers
-from anynan.tensorflow.read.probes import on_host
+from anynan.tensorflow.read.probes import is_float, on_host
 from anynan.tensorflow.replay.reached import Reached
 from anynan.tensorflow.replay.taped import Line, Note, frames
 from anynan.tensorflow.session.targets import is_keras, layers_in, parts_of

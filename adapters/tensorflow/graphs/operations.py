@@ -11,7 +11,7 @@ import tensorflow as tf
 from anynan.events import Phase, Source
 from anynan.tensorflow.graphs import lines, names
 from anynan.tensorflow.graphs.traces import Trace, scopes
-from anynan.tensorflow.read.probes import SCOPE
+from anynan.tensorflow.read.probes import SCOPE, is_float
 
 # The scope of what a tape makes, and that of ``tf.gradients``.
 BACKWARD = "gradient_tape"
@@ -60,11 +60,6 @@ class Op:
     def source(self) -> Source | None:
         """Find the user's line: for a gradient the forward line."""
         return lines.source((self.forward or self).lines)
-
-
-def is_float(tensor: Any) -> bool:
-    """Tell whether a graph's tensor could be bad."""
-    return bool(tensor.dtype.is_floating or tensor.dtype.is_complex)
 
 
 def results(node: Any) -> list[Any]:

@@ -20,6 +20,11 @@ def checkable(x: Any) -> bool:
     """Tell whether a value is a tensor that could hold a NaN or an Inf."""
     if not isinstance(x, tf.Tensor) or not isinstance(getattr(x, "dtype", None), tf.DType):
         return False
+    return is_float(x)
+
+
+def is_float(x: Any) -> bool:
+    """Tell whether a graph's tensor, or a variable, could be bad."""
     return bool(x.dtype.is_floating or x.dtype.is_complex)
 
 

@@ -1,6 +1,7 @@
 """The weights and buffers of what is tracked: their names, their values, what they were."""
 
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -85,36 +86,37 @@ class Weights:
         """Tell whether a variable is no weight."""
         return name in self._of and self._of[name][2]
 
+    def _there(self) -> Iterator[tuple[str, Any, str, bool]]:
+        """Walk the variables that are not gone: name, variable, layer, whether it is no weight."""
+        for name, (ref, path, buffer) in self._of.items():
+            variable = ref()
+            if variable is not None:
+                yield name, variable, path, buffer
+
     def handles(self) -> dict[int, str]:
         """Name the variables by the ids of what operations take them as."""
-        held = ((name, ref()) for name, (ref, _, _) in self._of.items())
-        return {id(v.handle): name for name, v in held if v is not None and _local(v)}
+        return {id(v.handle): name for name, v, *_ in self._there() if _local(v)}
 
     def holding(self, x: Any) -> str | None:
         """Name the variable that holds just these values now, None if there is none."""
-        for name, (ref, _, _) in self._of.items():
-            held = ref()
-            if held is None or held.dtype != x.dtype or held.shape != x.shape or not _local(held):
-                continue
-            if read(held).numpy().tobytes() == x.numpy().tobytes():
+        for name, held, *_ in self._there():
+            alike = held.dtype == x.dtype and held.shape == x.shape and _local(held)
+            if alike and read(held).numpy().tobytes() == x.numpy().tobytes():
                 return name
         return None
 
     def trainable(self) -> list[Any]:
         """List the weights."""
-        held = [ref() for ref, _, buffer in self._of.values() if not buffer]
-        return [variable for variable in held if variable is not None]
+        return [variable for _, variable, _, buffer in self._there() if not buffer]
 
     def floats(self) -> list[tuple[str, Any]]:
         """List the weights that hold real numbers, where they live first, with their layers."""
-        held = [(path, ref()) for ref, path, buffer in self._of.values() if not buffer]
-        found = [(x, v if _local(v) else v.values[0]) for x, v in held if v is not None]
+        found = [(path, parts(v)[0]) for _, v, path, buffer in self._there() if not buffer]
         return [(path, one) for path, one in found if one.dtype.is_floating]
 
     def replicas(self) -> int:
         """Tell over how many replicas the variables are spread."""
-        held = [ref() for ref, _, _ in self._of.values()]
-        return max([1, *(len(v.values) for v in held if v is not None and not _local(v))])
+        return max((len(parts(v)) for _, v, *_ in self._there()), default=1)
 
     def value(self, name: str) -> Any:
         """Read a variable."""
@@ -122,13 +124,8 @@ class Weights:
 
     def keep(self, *, all_of_them: bool) -> list[tuple[Any, Any]]:
         """Hold the values of now: of the buffers, or of everything; nothing is copied yet."""
-        found = []
-        for ref, _, buffer in self._of.values():
-            variable = ref()
-            if variable is not None and (buffer or all_of_them):
-                one = variable if _local(variable) else variable.values[0]
-                found.append((variable, read(one)))
-        return found
+        held = [v for _, v, _, buffer in self._there() if buffer or all_of_them]
+        return [(variable, read(parts(variable)[0])) for variable in held]
 
     def variable(self, name: str) -> Any:
         """Give a variable, None if it is gone."""
@@ -138,13 +135,11 @@ class Weights:
         """Read the ends of every variable that could be bad, in one go."""
         if self._ends is None:
             points, held = [], []
-            for name, (ref, path, buffer) in self._of.items():
-                variable = ref()
-                if variable is None or not _can_be_bad(variable):
-                    continue
-                local, dtype = name.rpartition(".")[2], probes.dtype(variable)
-                points.append(ProbePoint("", path, "parameter", local, 0, name, buffer, dtype))
-                held.append(ref)
+            for name, variable, path, buffer in self._there():
+                if probes.is_float(variable):
+                    local, dtype = name.rpartition(".")[2], probes.dtype(variable)
+                    points.append(ProbePoint("", path, "parameter", local, 0, name, buffer, dtype))
+                    held.append(self._of[name][0])
             every = tf.function(lambda: readings.exact([read(ref()) for ref in held]))
             # Not the function itself: its calls would be watched like the user's own.
             self._ends = points, every.get_concrete_function()
@@ -160,8 +155,8 @@ class Weights:
         before = {id(variable): value for variable, value in kept}
         return [
             BadParameter(name, path, probes.measure(value), buffer)
-            for name, (ref, path, buffer) in self._of.items()
-            if (value := _if_bad(ref(), before)) is not None
+            for name, variable, path, buffer in self._there()
+            if (value := _if_bad(variable, before)) is not None
         ]
 
     def is_bad(self, name: str, kept: list[tuple[Any, Any]]) -> bool:
@@ -172,7 +167,7 @@ class Weights:
 
 def _if_bad(variable: Any, before: dict[int, Any]) -> Any:
     """Give what a variable holds, or held before where that was kept; None if it is finite."""
-    if variable is None or not _can_be_bad(variable):
+    if variable is None or not probes.is_float(variable):
         return None
     value = before.get(id(variable))
     value = read(variable) if value is None else value
@@ -216,10 +211,6 @@ def read(variable: Any) -> Any:
     if not _local(variable):
         return tf.convert_to_tensor(variable)
     return tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
-
-
-def _can_be_bad(variable: Any) -> bool:
-    return bool(variable.dtype.is_floating or variable.dtype.is_complex)
 
 
 def _local(variable: Any) -> bool:

@@ -18,9 +18,10 @@ from anynan._base.patches import Patches
 from anynan._diagnosis.rules import repair as repairs
 from anynan._diagnosis.rules.repair import BaseFixRunner, Repair, RepairError, around
 from anynan.tensorflow.graphs import lines, names
-from anynan.tensorflow.graphs.operations import BACKWARD, arguments, is_float
+from anynan.tensorflow.graphs.operations import BACKWARD, arguments
 from anynan.tensorflow.graphs.traces import Traces
 from anynan.tensorflow.read.frames import here, is_loop
+from anynan.tensorflow.read.probes import is_float
 
 _SCOPE = "repaired"
 _HIDDEN = (tf.variant, tf.resource)

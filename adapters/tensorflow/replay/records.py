@@ -29,11 +29,11 @@ from anynan._diagnosis.records import (
 from anynan._readings.readings import ProbePoint
 from anynan.tensorflow.graphs import names
 from anynan.tensorflow.graphs.lines import in_gradient
-from anynan.tensorflow.graphs.operations import Op, is_float, raw_call, resolve
+from anynan.tensorflow.graphs.operations import Op, raw_call, resolve
 from anynan.tensorflow.messages import DREW_OTHERS, GRAPH_OPTIMIZED, LOOP_UNOPENED
 from anynan.tensorflow.read import probes
 from anynan.tensorflow.read.layers import Layers
-from anynan.tensorflow.read.probes import is_bad, kind
+from anynan.tensorflow.read.probes import is_bad, is_float, kind
 from anynan.tensorflow.replay import saving
 from anynan.tensorflow.replay.program import Program
 from anynan.tensorflow.replay.run import Run

@@ -12,8 +12,8 @@ from anynan._base.patches import Patches
 from anynan._base.walks import walk
 from anynan._diagnosis.evidence import ReplayError
 from anynan.tensorflow.graphs.names import RANDOM
-from anynan.tensorflow.graphs.operations import is_float
 from anynan.tensorflow.graphs.traces import Trace
+from anynan.tensorflow.read.probes import is_float
 from anynan.tensorflow.replay.program import ARGUMENTS, TAKING, Program
 
 # Of variables that a run writes: what they held before is kept up to this size.
