@@ -129,6 +129,13 @@ class Note(NamedTuple):
     copy: Any = None
 
     @property
+    def made(self) -> list[tuple[Any, int]]:
+        """List what it gave, weakly, each with how often that had been written to."""
+        if isinstance(self.out, list):
+            return [(ref, 0) for ref in self.out]
+        return [(self.out, self.version)]
+
+    @property
     def in_place(self) -> bool:
         """Tell whether it wrote to its first operand."""
         return type(self.func) is not Transformed and _kind(self.func) == _WRITES

@@ -9,7 +9,7 @@ import functools
 import inspect
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from traceback import walk_stack
@@ -20,6 +20,7 @@ import torch
 
 from anynan._base.context import replay_context
 from anynan._base.sources import is_library, user_source
+from anynan._base.walks import walk
 from anynan._diagnosis.lineage import External, Replay
 from anynan._diagnosis.rules.repair import Repair
 from anynan._diagnosis.trials import Attempt
@@ -118,19 +119,11 @@ class Tail:
     def __post_init__(self) -> None:
         made = self._made
         for i, note in enumerate(self.before.operations):
-            for ref in note.out if isinstance(note.out, list) else [note.out]:
+            for ref, _ in note.made:
                 made.setdefault(id(ref), []).append(i)
         self._note_data()
-        needed: set[int] = set()
-        todo = [
-            self._maker(ref, version, len(self.before.operations)) for ref, version in self.roots
-        ]
-        while todo:
-            at = todo.pop()
-            if at is not None and at not in needed:
-                needed.add(at)
-                operands = _operands(self.before.operations[at])
-                todo += [self._maker(ref, version, at) for ref, version in operands]
+        last = self._makers(self.roots, len(self.before.operations))
+        needed = walk(last, lambda i: self._makers(_operands(self.before.operations[i]), i))
         self._steps = sorted(needed)
 
     def _note_data(self) -> None:
@@ -169,6 +162,10 @@ class Tail:
         """Tell whether no operation is known."""
         return not self._steps
 
+    def _makers(self, used: Iterable[tuple[Any, int]], before: int) -> list[int]:
+        found = (self._maker(ref, version, before) for ref, version in used)
+        return [i for i in found if i is not None]
+
     def _maker(self, ref: Any, version: int, before: int) -> int | None:
         """Find the operation that gave a tensor as it was used; None for one from outside."""
         operations = self.before.operations
@@ -188,47 +185,33 @@ class Tail:
         operations = self.before.operations
         # What is put in the place of a tensor's memory counts for no version.
         lost = {(id(x.args[0]), x.versions[0]) for x in operations if x.func == sets_data}
-        written = {
-            (id(operations[i].args[0]), operations[i].versions[0])
-            for i in self._steps
-            if operations[i].in_place
-        }
-
-        copies = {
-            (id(note.args[0]), note.versions[0]): note.copy
-            for note in operations
-            if note.copy is not None
-        }
+        steps = [operations[i] for i in self._steps]
+        written = {(id(x.args[0]), x.versions[0]) for x in steps if x.in_place}
+        copies = {(id(x.args[0]), x.versions[0]): x.copy for x in operations if x.copy is not None}
 
         def value(ref: Any, version: int) -> torch.Tensor:
             key = (id(ref), version)
-            found = values.get(key)
-            if found is None:
-                copy = copies.get(key)
-                if copy is not None:
-                    found = self._stand(watcher, ref, copy, grad=_requires(ref), copied=True)
-                elif key in lost:
-                    raise Lost
-                else:
-                    found = self._from_outside(watcher, ref, version, copied=key in written)
-                values[key] = found
-            return found
+            if key in values:
+                return values[key]
+            if key in copies:
+                found = self._stand(watcher, ref, copies[key], grad=_requires(ref), copied=True)
+            elif key in lost:
+                raise Lost
+            else:
+                found = self._from_outside(watcher, ref, version, copied=key in written)
+            return values.setdefault(key, found)
 
-        for i in self._steps:
-            note = operations[i]
+        for i, note in zip(self._steps, steps, strict=True):
             try:
                 versions = iter(note.versions)
-                take = functools.partial(_filled, lambda ref: value(ref, next(versions)))  # noqa: B023
-                args = [take(x) for x in note.args]
-                kwargs = {name: take(x) for name, x in (note.kwargs or {}).items()}
+                args, kwargs = _given(note, lambda ref: value(ref, next(versions)))  # noqa: B023
                 data = self._data(i, watcher)
             except Lost:
                 if (x := self._overwritten(note, value, watcher)) is not None:
                     values[id(note.out), note.version] = x
                     continue
-                for ref in filter(None, note.out if isinstance(note.out, list) else [note.out]):
-                    version = 0 if isinstance(note.out, list) else note.version
-                    x = self._kept(ref, version)
+                for ref, version in note.made:
+                    x = None if ref is None else self._kept(ref, version)
                     if x is None:
                         lost.add((id(ref), version))
                         continue
@@ -239,14 +222,8 @@ class Tail:
             watcher.called = note.source()
             with _modes(note, args), _kept_as_is(note.func):
                 out = note.func(*args, **kwargs) if data is None else data
-            if note.in_place:
-                values[id(note.out), note.version] = args[0]
-            elif isinstance(note.out, list):
-                for ref, x in zip(note.out, out, strict=True):
-                    if ref is not None:
-                        values[id(ref), 0] = x
-            else:
-                values[id(note.out), note.version] = out
+            gave = out if isinstance(note.out, list) else [args[0] if note.in_place else out]
+            values.update(zip([(id(ref), n) for ref, n in note.made], gave, strict=True))
         watcher.called = None
         return [value(ref, version) for ref, version in self.roots]
 
@@ -279,8 +256,7 @@ class Tail:
         seen, watcher.called = watcher.recorder.records, note.source()
         before = len(seen)
         try:
-            args = [_filled(take, x) for x in note.args]
-            kwargs = {name: _filled(take, x) for name, x in (note.kwargs or {}).items()}
+            args, kwargs = _given(note, take)
             with _modes(note, args), _kept_as_is(note.func):
                 note.func(*args, **kwargs)
         except Lost:  # all that is known is who wrote, and where
@@ -551,9 +527,13 @@ def _run(tail: Tail, watcher: TailWatcher, gradients: list[Any] | None, phase: P
 def _operands(note: Note) -> Iterator[tuple[Any, int]]:
     """Walk the tensors that an operation took."""
     refs: list[Any] = []
-    for x in (*note.args, *(note.kwargs or {}).values()):
-        _filled(refs.append, x)
+    _given(note, refs.append)
     yield from zip(refs, note.versions, strict=True)
+
+
+def _given(note: Note, value: Callable[[Any], Any]) -> Any:
+    """Give an operation's arguments, and those by name, with tensors from the references."""
+    return _filled(value, [note.args, note.kwargs or {}])
 
 
 def _filled(value: Callable[[Any], Any], x: Any) -> Any:

@@ -59,10 +59,8 @@ class Weights:
         for prefix, model in self._models.living():
             for path, module in model.named_modules():
                 for local in (*module._parameters, *module._buffers):
-                    if (
-                        join(prefix, clean_path(f"{path}.{local}" if path else local, model))
-                        == name
-                    ):
+                    clean = clean_path(f"{path}.{local}" if path else local, model)
+                    if join(prefix, clean) == name:
                         return name, weakref.ref(module), local
         return None
 
