@@ -1,7 +1,7 @@
 """The facts of one anomaly, as data that survives JSON."""
 
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from anynan._base import shown
 from anynan._base.shown import Shown
@@ -13,15 +13,7 @@ Severity = Literal["bad", "suspect"]
 Outcome = Literal["finite", "another", "insufficient"]
 Extent = Literal["step", "call", "forward", "both", "loss", "gradients", "gradient"]
 
-PHASES: tuple[Phase, ...] = (
-    "input",
-    "forward",
-    "loss",
-    "backward",
-    "parameter",
-    "optimizer",
-    "value",
-)
+PHASES: tuple[Phase, ...] = get_args(Phase)
 NON_FINITE: tuple[Kind, ...] = ("nan", "posinf", "neginf")
 # What a reading's tensor is called that is no weight: a moment, a velocity.
 STATE, CARRIED = "optimizer state", "carried state"

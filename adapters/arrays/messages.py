@@ -52,6 +52,5 @@ NUMPY_HARM = Message(
     "numpy-harm", "whether it did harm is not known: anynan.track(function) follows it"
 )
 NUMPY_UNWATCHED = Message(
-    "numpy-unwatched",
-    "NumPy's arrays are not watched: anynan.track(function) finds where it began",
+    "numpy-unwatched", "NumPy's arrays are not watched: anynan.track(function) finds where it began"
 )

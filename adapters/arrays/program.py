@@ -33,10 +33,7 @@ def closing(errors: ErrorLog, *, told: bool) -> list[str]:
 def _met(errors: ErrorLog) -> list[str]:
     if not errors.lines:
         return []
-    return [
-        f"anynan: NumPy met: {errors}",
-        f"  note      {NUMPY_HARM()}",
-    ]
+    return [f"anynan: NumPy met: {errors}", f"  note      {NUMPY_HARM()}"]
 
 
 def _left(*, told: bool, made: bool) -> list[str]:

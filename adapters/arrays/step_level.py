@@ -33,12 +33,7 @@ from anynan.arrays.calls import Calls
 from anynan.arrays.errorlog import STATE, ErrorLog
 from anynan.arrays.fast import NUMBERS, FastPath, named
 from anynan.arrays.live import LiveTape
-from anynan.arrays.messages import (
-    NUMPY_LOG,
-    NUMPY_LOG_FIRST,
-    NUMPY_LOG_UNREAD,
-    UNSEEN_AGAIN,
-)
+from anynan.arrays.messages import NUMPY_LOG, NUMPY_LOG_FIRST, NUMPY_LOG_UNREAD, UNSEEN_AGAIN
 from anynan.arrays.modules import taking_stand_ins
 from anynan.arrays.reachable import SMALL, mark
 from anynan.arrays.records import span

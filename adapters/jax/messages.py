@@ -49,8 +49,7 @@ WENT_ON = Message(
     "{origin} made it",
 )
 COMPILED_AHEAD = Message(
-    "compiled-ahead",
-    "what you compile by {name}.lower(...).compile(): call {name} itself",
+    "compiled-ahead", "what you compile by {name}.lower(...).compile(): call {name} itself"
 )
 EAGER_CALLS = Message(
     "eager-calls",

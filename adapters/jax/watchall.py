@@ -444,13 +444,7 @@ class Eager(Watched):
     """
 
     def __init__(
-        self,
-        fn: Any,
-        options: Options,
-        found: Found,
-        of: Any,
-        slope: Any = None,
-        given: Any = None,
+        self, fn: Any, options: Options, found: Found, of: Any, slope: Any = None, given: Any = None
     ) -> None:
         super().__init__(fn, options, found)
         self._slope, self._aux = slope, bool(given and given.get("has_aux"))

@@ -24,13 +24,7 @@ from anynan._readings.readings import Reading
 from anynan._readings.step import Step
 from anynan._steps.tracked import Tracked
 from anynan.errors import AnomalyError
-from anynan.keras.layers import (
-    Weight,
-    is_symbolic,
-    layers_of,
-    moments_of,
-    weights_of,
-)
+from anynan.keras.layers import Weight, is_symbolic, layers_of, moments_of, weights_of
 from anynan.keras.messages import RUNS_UNCOMPILED
 from anynan.keras.seams import Batches, change, forget, sessions, unwatch, watch
 from anynan.options import Options

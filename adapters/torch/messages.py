@@ -22,8 +22,7 @@ COMPILED_OUTPUT_UNREAD = Message(
     "{device}, where its layer's weights were when you called track()",
 )
 COMPILED_STATS = Message(
-    "compiled-stats",
-    "compiled code measures only min, max and absmax, not Advanced(stats={stats})",
+    "compiled-stats", "compiled code measures only min, max and absmax, not Advanced(stats={stats})"
 )
 COMPILED_LAYERS_ADDED = Message(
     "compiled-layers-added",

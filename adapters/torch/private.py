@@ -296,10 +296,7 @@ def backward_roots(thread: int | None = None) -> tuple[Any, ...]:
     return ()
 
 
-_ROOTS = {
-    torch.autograd.backward.__code__: "tensors",
-    torch.autograd.grad.__code__: "outputs",
-}
+_ROOTS = {torch.autograd.backward.__code__: "tensors", torch.autograd.grad.__code__: "outputs"}
 
 
 # The compiler.

@@ -14,14 +14,9 @@ import numpy as np
 
 # What a library may raise when it cannot do what the standard asks of it.
 REFUSALS = (
-    AttributeError,
-    BufferError,
-    IndexError,
-    NotImplementedError,
-    RuntimeError,
-    TypeError,
+    AttributeError, BufferError, IndexError, NotImplementedError, RuntimeError, TypeError,
     ValueError,
-)
+)  # fmt: skip
 BLOCK = 2**18  # elements: a bool temporary of 256 KiB, a float32 one of 1 MiB
 
 _SMALL_FLOAT = re.compile(r"(?:bfloat16|float[468]_e\d+m(?P<mantissa>\d+).*)")
@@ -29,11 +24,7 @@ _NEVER_BAD = re.compile(r"float[46]_")
 _SMALL_INT = re.compile(r"u?int[124]")
 _SMALL_COMPLEX = {"complex32": "float16", "bcomplex32": "bfloat16"}
 _REAL = (np.float16, np.float32, np.float64, np.longdouble)
-_COMPLEX = {
-    np.complex64: np.float32,
-    np.complex128: np.float64,
-    np.clongdouble: np.longdouble,
-}
+_COMPLEX = {np.complex64: np.float32, np.complex128: np.float64, np.clongdouble: np.longdouble}
 _CPU = 1  # kDLCPU, the device type that DLPack gives to host memory
 
 

@@ -113,11 +113,7 @@ class Tally:
         self.sums += other.sums
 
     def summary(
-        self,
-        shape: tuple[int, ...],
-        dtype: str,
-        device: str,
-        first_bad: tuple[int, ...] | None,
+        self, shape: tuple[int, ...], dtype: str, device: str, first_bad: tuple[int, ...] | None
     ) -> Summary:
         """Finish the sums."""
         facts: dict[str, float | None] = {}

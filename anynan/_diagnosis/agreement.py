@@ -53,11 +53,7 @@ class CheckedPoint:
 
 
 def divergence(
-    rows: Step,
-    reading: Reading,
-    passed: list[CheckedPoint],
-    *,
-    ends: bool = False,
+    rows: Step, reading: Reading, passed: list[CheckedPoint], *, ends: bool = False
 ) -> str | None:
     """Say where a replay parted from the first run, None where it did not.
 

@@ -48,8 +48,7 @@ MANY_WEIGHTS = Message(
     "level='layer' reads them in the order in which they are computed",
 )
 HIDDEN_BEFORE = Message(
-    "hidden-before",
-    "the same happened earlier in `{layer}`, where it was hidden again: fix both",
+    "hidden-before", "the same happened earlier in `{layer}`, where it was hidden again: fix both"
 )
 CONTAINED = Message(
     "contained", "contained: its bad values reached no layer output, loss or gradient"

@@ -82,10 +82,7 @@ class Guard:
         medians: dict[str | None, float | None] = {None: self._count(group, None, step, total)}
         for layer, norm in norms.items():
             medians[layer] = self._count(group, layer, step, norm)
-        return [
-            *self._spikes(group, norms, total, medians),
-            *self._vanishing(group, norms, total),
-        ]
+        return [*self._spikes(group, norms, total, medians), *self._vanishing(group, norms, total)]
 
     def _count(self, group: str, layer: str | None, step: int, norm: float) -> float | None:
         """Give the median of the past norms if it will be asked for, then add this one."""

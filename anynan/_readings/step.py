@@ -117,11 +117,7 @@ class Step:
         self.hi += (hi,)
 
     def extend(
-        self,
-        sites: Iterable[Site],
-        calls: Iterable[int],
-        lo: Iterable[float],
-        hi: Iterable[float],
+        self, sites: Iterable[Site], calls: Iterable[int], lo: Iterable[float], hi: Iterable[float]
     ) -> None:
         """Append several readings."""
         self.sites += sites

@@ -61,11 +61,7 @@ Row = tuple[str, tuple[str, ...]]
 
 
 def render(
-    event: Event,
-    *,
-    here: int | None = None,
-    which: bool = False,
-    width: int | None = None,
+    event: Event, *, here: int | None = None, which: bool = False, width: int | None = None
 ) -> str:
     """Return the report of one event as plain text; a name or path is never broken.
 

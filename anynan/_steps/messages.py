@@ -27,8 +27,7 @@ MAY_HAVE_RAISED = Message(
     "but this NaN may have decided what that was",
 )
 PATIENCE = Message(
-    "patience",
-    "skipped {n} of {most} bad steps in a row that Advanced(patience={most}) allows",
+    "patience", "skipped {n} of {most} bad steps in a row that Advanced(patience={most}) allows"
 )
 EXPECTED_HARM = Message(
     "expected-harm", "expected where it was made ({why}), but it did harm outside"
@@ -46,8 +45,7 @@ MODEL_GONE = Message(
 )
 LAYER_UNWATCHED = Message("layer-unwatched", "{what} is not watched: {error}")
 INSIDE_LOOP = Message(
-    "inside-loop",
-    "{layer} runs inside a loop or a branch, and is read when that ends",
+    "inside-loop", "{layer} runs inside a loop or a branch, and is read when that ends"
 )
 WATCHED_FOUND = Message("watched-found", "found because {what}")
 WATCHED_OVER = Message(

@@ -26,12 +26,7 @@ from anynan.jax.program.evaluator import CALLBACKS, Evaluator, placed
 from anynan.jax.program.objects import Objects, objects_of
 from anynan.jax.program.scopes import merges, named
 from anynan.jax.program.signature import Flat, Leaf, Slot
-from anynan.jax.program.trace import (
-    ShutError,
-    UntraceableError,
-    UnwatchableError,
-    under_way,
-)
+from anynan.jax.program.trace import ShutError, UntraceableError, UnwatchableError, under_way
 from anynan.jax.read.probes import checkable
 from anynan.jax.read.readings import Emission, Path, Plan, Probe
 

@@ -167,10 +167,7 @@ class Session(StepReader):
     probes = probes
 
     def __init__(
-        self,
-        fn: Callable[..., Any],
-        tracker: Tracked,
-        options: Options | None = None,
+        self, fn: Callable[..., Any], tracker: Tracked, options: Options | None = None
     ) -> None:
         super().__init__(tracker, options)
         options = self.options

@@ -66,14 +66,9 @@ def _nodes(part: Any) -> Any:
 
 
 def is_same_fault(
-    run: Run,
-    runner: FixRunner,
-    rows: core.Step,
-    passed: list[CheckedPoint],
-    reading: Reading,
-    *,
+    run: Run, runner: FixRunner, rows: core.Step, passed: list[CheckedPoint], reading: Reading, *,
     ends: bool,
-) -> bool:
+) -> bool:  # fmt: skip
     """Tell whether a second run comes to the first repair as the first run came there.
 
     Args:

@@ -9,11 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from anynan._steps.messages import INSIDE_LOOP
-from anynan.tensorflow.messages import (
-    JACOBIAN,
-    NESTED_GRADIENT,
-    STALE_GRAPH,
-)
+from anynan.tensorflow.messages import JACOBIAN, NESTED_GRADIENT, STALE_GRAPH
 from anynan.tensorflow.read import readings
 from anynan.tensorflow.read.frames import Frame, here, is_loop, named_arguments, tensors
 from anynan.tensorflow.replay import taped

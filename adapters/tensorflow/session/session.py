@@ -49,12 +49,7 @@ class Session(BaseAdapter):
     probes = probes
     runs_alone = False  # what a step gives back is read only where it took gradients
 
-    def __init__(
-        self,
-        find: Callable[[], dict[str, Any]],
-        model: Any,
-        tracker: Tracked,
-    ) -> None:
+    def __init__(self, find: Callable[[], dict[str, Any]], model: Any, tracker: Tracked) -> None:
         super().__init__(tracker)
         options = self.options
         self.paused = False

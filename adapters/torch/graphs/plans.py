@@ -78,12 +78,7 @@ class Late:
     """Put readings that are read later where they belong among a step's rows."""
 
     def __init__(
-        self,
-        plan: "Find",
-        state: State,
-        rows: Step,
-        board: Board,
-        counts: dict[str, int] | None,
+        self, plan: "Find", state: State, rows: Step, board: Board, counts: dict[str, int] | None
     ) -> None:
         self.plan, self.state, self.rows, self.board = plan, state, rows, board
         self.counts = counts

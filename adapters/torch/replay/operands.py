@@ -22,17 +22,8 @@ from anynan.torch.read.probes import local, plain
 from anynan.torch.replay.names import canonical, node_name
 
 _KEEP = (
-    "dim",
-    "exponent",
-    "eps",
-    "correction",
-    "unbiased",
-    "keepdim",
-    "ord",
-    "p",
-    "value",
-    "alpha",
-)
+    "dim", "exponent", "eps", "correction", "unbiased", "keepdim", "ord", "p", "value", "alpha",
+)  # fmt: skip
 
 # What was there before is no operand of these.
 OVERWRITING = frozenset({"copy", "fill", "zero", "random"})
@@ -119,13 +110,9 @@ def _made(node: Any) -> Any:
 
 
 def of_node(
-    node: Any,
-    incoming: Iterable[Any],
-    taken: Sequence[torch.Tensor],
-    inner: list[Given],
-    *,
+    node: Any, incoming: Iterable[Any], taken: Sequence[torch.Tensor], inner: list[Given], *,
     look: bool,
-) -> list[Given]:
+) -> list[Given]:  # fmt: skip
     """Give a backward node's operands: gradients, what it saved, and what is bad inside of it.
 
     Args:

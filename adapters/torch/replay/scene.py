@@ -99,11 +99,7 @@ class Scene:
 
     @contextmanager
     def _model(
-        self,
-        prefix: str,
-        model: torch.nn.Module,
-        watcher: Watcher,
-        before: dict[str, int],
+        self, prefix: str, model: torch.nn.Module, watcher: Watcher, before: dict[str, int]
     ) -> Iterator[None]:
         handles = []
         calls, regions = dict(before), Regions()

@@ -30,11 +30,7 @@ class Layers:
     """
 
     def __init__(
-        self,
-        models: Models,
-        steps: Steps,
-        enter: Callable[..., None],
-        leave: Callable[..., None],
+        self, models: Models, steps: Steps, enter: Callable[..., None], leave: Callable[..., None]
     ) -> None:
         self._models, self._steps = models, steps
         self._enter, self._leave = enter, leave

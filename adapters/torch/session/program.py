@@ -30,13 +30,7 @@ from anynan.torch.call.noted import Notes, Pass
 from anynan.torch.messages import GONE
 from anynan.torch.private import foreach_norm
 from anynan.torch.read import probes
-from anynan.torch.read.probes import (
-    DTYPE_NAME,
-    measure,
-    nonfinite,
-    read_ends,
-    same_memory,
-)
+from anynan.torch.read.probes import DTYPE_NAME, measure, nonfinite, read_ends, same_memory
 from anynan.torch.read.slots import site_of
 from anynan.torch.replay.tail import Tails
 from anynan.torch.step.steps import last_pass

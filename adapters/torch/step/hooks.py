@@ -35,14 +35,9 @@ class GradHook(Hook):
     __slots__ = ("call", "expected", "root", "site", "state", "steps")
 
     def __init__(
-        self,
-        steps: "weakref.ref[Steps]",
-        state: State,
-        root: Any,
-        site: Site,
-        call: int,
+        self, steps: "weakref.ref[Steps]", state: State, root: Any, site: Site, call: int,
         expected: dict[str, str] | None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.steps, self.state, self.root = steps, state, root
         self.site, self.call, self.expected = site, call, expected
 

@@ -55,14 +55,9 @@ class Steps:
     """
 
     def __init__(
-        self,
-        tracker: Tracked,
-        threads: Threads,
-        graphs: Graphs,
-        ranks: Ranks,
-        weights: Weights,
+        self, tracker: Tracked, threads: Threads, graphs: Graphs, ranks: Ranks, weights: Weights,
         scalers: Scalers,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.tracker, self.options = tracker, tracker.judge.options
         self.threads, self.graphs, self.ranks = threads, graphs, ranks
         self.weights, self.scalers = weights, scalers

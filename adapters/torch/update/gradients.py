@@ -32,15 +32,9 @@ class Gradients:
         self._monitor = steps.tracker.judge.monitor
 
     def read(
-        self,
-        state: State,
-        rows: Step,
-        held: Held,
-        gradients: list[Any],
-        scale: Any,
-        *,
+        self, state: State, rows: Step, held: Held, gradients: list[Any], scale: Any, *,
         skipped: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Read the gradients, and have them and the step so far judged.
 
         A gradient's L2 norm is read first, in one call for all of them: a finite norm clears it.

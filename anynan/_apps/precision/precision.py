@@ -11,16 +11,7 @@ from anynan._apps.precision.messages import DOES_NOT_RUN
 from anynan._apps.precision.plan import Line, Plan, Search, Trial, inside
 from anynan._apps.precision.ranges import measured
 from anynan._apps.precision.report import PrecisionReport
-from anynan._apps.precision.watch import (
-    PLACING,
-    Break,
-    Breaks,
-    How,
-    Narrow,
-    Ranges,
-    Row,
-    bits_of,
-)
+from anynan._apps.precision.watch import PLACING, Break, Breaks, How, Narrow, Ranges, Row, bits_of
 from anynan._arrays.containers import leaves
 from anynan._base import products
 from anynan._base.messages import left

@@ -186,16 +186,9 @@ class PrecisionReport:
     def _shown(self) -> Iterable[tuple[str, ...]]:
         errors = any(row.error is not None for row in self.rows)
         head = (
-            "phase",
-            "layer",
-            "operation",
-            "bits",
-            "largest",
-            "smallest",
-            "partial",
-            "flushed",
+            "phase", "layer", "operation", "bits", "largest", "smallest", "partial", "flushed",
             "subnormal",
-        )
+        )  # fmt: skip
         yield (*head, *(("error", "rounding") if errors else ()), "line")
         for row in _unlike(self.worst())[:SHOWN]:
             partial = row.partial if row.kernel in SUMMING else None
