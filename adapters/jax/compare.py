@@ -285,14 +285,9 @@ class _Traced:
     """Hold one traced form of a function, and what leaves its layers."""
 
     def __init__(
-        self,
-        side: JaxSide,
-        call: Callable[..., Any],
-        arrays: list[Any],
-        known: dict[int, str],
-        *,
+        self, side: JaxSide, call: Callable[..., Any], arrays: list[Any], known: dict[int, str], *,
         backward: bool,
-    ) -> None:
+    ) -> None:  # fmt: skip
         roots: set[str] = set()
         with under_way(), named((side.call, arrays, None), roots):
             closed = jax.make_jaxpr(call)(*arrays)

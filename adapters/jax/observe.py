@@ -101,11 +101,9 @@ class JaxTarget(Target):
 
 
 def traced(
-    target: Any,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    target: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
     cast: Callable[[Any], Any] = lambda x: x,
-) -> tuple[Program, list[Any]]:
+) -> tuple[Program, list[Any]]:  # fmt: skip
     """Trace a call, and give what its arrays are.
 
     Args:

@@ -77,14 +77,9 @@ class Part(Session):
     """Watch one function of a model for the tracker of the model."""
 
     def __init__(
-        self,
-        owner: Named,
-        fn: Callable[..., Any],
-        names: tuple[str, ...],
-        tallies: frozenset[Hashable],
-        *,
-        scaled: bool = False,
-    ) -> None:
+        self, owner: Named, fn: Callable[..., Any], names: tuple[str, ...],
+        tallies: frozenset[Hashable], *, scaled: bool = False,
+    ) -> None:  # fmt: skip
         options = dataclasses.replace(owner.options, layers=None, exclude=None, lag=0)
         super().__init__(fn, owner.tracker, options)
         self._static = set()

@@ -32,11 +32,9 @@ class KerasSide(TorchSide):
 
     @contextmanager
     def standing(
-        self,
-        paths: dict[torch.nn.Module, str],
-        before: Callable[[str], Any],
+        self, paths: dict[torch.nn.Module, str], before: Callable[[str], Any],
         after: Callable[..., Any],
-    ) -> Iterator[None]:
+    ) -> Iterator[None]:  # fmt: skip
         """Stand at the calls of layers: Keras calls no hooks."""
 
         def begin(path: str, *call: Any) -> Any:

@@ -139,11 +139,9 @@ class TorchSide(Runner):
 
     @contextmanager
     def standing(
-        self,
-        paths: dict[torch.nn.Module, str],
-        before: Callable[[str], Any],
+        self, paths: dict[torch.nn.Module, str], before: Callable[[str], Any],
         after: Callable[..., Any],
-    ) -> Iterator[None]:
+    ) -> Iterator[None]:  # fmt: skip
         """Stand at the calls of modules: before each, where its inputs may change, and after."""
         handles = []
         try:

@@ -243,13 +243,9 @@ def blocks(x: Any, limit: int = BLOCK) -> Iterator[Any]:
 
 
 def pieces(
-    x: np.ndarray[Any, Any],
-    count: int,
-    *,
-    mask: np.ndarray[Any, Any] | None = None,
-    order: Literal["C", "K"] = "K",
-    dtype: Any = None,
-) -> Iterator[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any] | None]]:
+    x: np.ndarray[Any, Any], count: int, *, mask: np.ndarray[Any, Any] | None = None,
+    order: Literal["C", "K"] = "K", dtype: Any = None,
+) -> Iterator[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any] | None]]:  # fmt: skip
     """Walk a NumPy array as contiguous 1-D pieces of at most ``count`` elements.
 
     Args:

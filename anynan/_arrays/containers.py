@@ -28,14 +28,9 @@ _NOTHING = (str, bytes, bytearray, memoryview, range, type, int, type(None))
 
 
 def leaves(
-    x: Any,
-    name: str,
-    tell: Tell | None = None,
-    *,
-    objects: bool = False,
-    parts: Parts | None = None,
-    flat: bool = False,
-) -> Iterator[tuple[str, Any]]:
+    x: Any, name: str, tell: Tell | None = None, *, objects: bool = False,
+    parts: Parts | None = None, flat: bool = False,
+) -> Iterator[tuple[str, Any]]:  # fmt: skip
     """Yield the arrays and Python floats in ``x``, each with its path.
 
     Mappings, sequences, sets, named tuples and dataclasses are opened, at any depth; each

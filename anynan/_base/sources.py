@@ -75,13 +75,9 @@ def is_own(frame: FrameType) -> bool:
 
 
 def user_source(
-    frame: FrameType | None = None,
-    *,
-    skip: int = 1,
-    framework: str = "",
-    stop: CodeType | None = None,
-    fallback: Source | None = None,
-) -> Source | None:
+    frame: FrameType | None = None, *, skip: int = 1, framework: str = "",
+    stop: CodeType | None = None, fallback: Source | None = None,
+) -> Source | None:  # fmt: skip
     """Return the innermost frame outside libraries, with the library frame it went through.
 
     Args:
@@ -197,13 +193,9 @@ def located(
 
 
 def quoted(
-    file: str,
-    line: int,
-    *,
-    function: str = "",
-    code: CodeType | None = None,
+    file: str, line: int, *, function: str = "", code: CodeType | None = None,
     scope: dict[str, Any] | None = None,
-) -> tuple[str, bool]:
+) -> tuple[str, bool]:  # fmt: skip
     """Return a line of a file, if the file still says what was imported.
 
     Args:

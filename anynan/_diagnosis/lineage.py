@@ -246,12 +246,9 @@ class _Roots:
 
 
 def trace(
-    records: list[OpRecord],
-    sinks: list[Sink],
-    *,
-    neginf: bool = False,
+    records: list[OpRecord], sinks: list[Sink], *, neginf: bool = False,
     past: External | None = None,
-) -> Lineage:
+) -> Lineage:  # fmt: skip
     """Follow bad values from where they were made to where they did harm.
 
     An origin is an operation with finite operands and a non-finite result, or a NaN result

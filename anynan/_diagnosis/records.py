@@ -80,12 +80,9 @@ class Builder:
     """
 
     def __init__(
-        self,
-        measure: Callable[[Any], Summary],
-        origin: Callable[[Given, OpRecord], Origin],
-        tell: Callable[[str], None],
-        view: Callable[[Any], Any] | None = None,
-    ) -> None:
+        self, measure: Callable[[Any], Summary], origin: Callable[[Given, OpRecord], Origin],
+        tell: Callable[[str], None], view: Callable[[Any], Any] | None = None,
+    ) -> None:  # fmt: skip
         self._measure, self._origin, self._tell, self._view = measure, origin, tell, view
 
     def fresh(self, record: OpRecord, result: Given, operands: Iterable[Given]) -> bool:
@@ -103,15 +100,9 @@ class Builder:
         )
 
     def describe(
-        self,
-        record: OpRecord,
-        result: Given,
-        operands: Sequence[Given],
-        *,
-        look: bool = True,
-        expected: Mapping[str, str] | None = None,
-        wide: Callable[[Summary], Any] | None = None,
-    ) -> OpRecord:
+        self, record: OpRecord, result: Given, operands: Sequence[Given], *, look: bool = True,
+        expected: Mapping[str, str] | None = None, wide: Callable[[Summary], Any] | None = None,
+    ) -> OpRecord:  # fmt: skip
         """Look at what went in and what came out, and write it into the record.
 
         Args:
@@ -199,11 +190,9 @@ def _any_bad(operands: Iterable[Operand]) -> bool:
 
 
 def gradient_operands(
-    taken: Iterable[Any],
-    named: Callable[[Any], str | None],
-    other: Callable[[Any], str | None],
+    taken: Iterable[Any], named: Callable[[Any], str | None], other: Callable[[Any], str | None],
     forward: Iterable[tuple[Any, str]],
-) -> list[tuple[Any, str]]:
+) -> list[tuple[Any, str]]:  # fmt: skip
     """Name what a gradient's operation works on, incoming gradients first.
 
     Args:

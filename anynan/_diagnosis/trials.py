@@ -34,11 +34,9 @@ class Attempt:
 
 
 def tried(
-    event: Event,
-    case: Investigation,
-    attempt: Callable[[Sequence[Repair]], Attempt | None],
+    event: Event, case: Investigation, attempt: Callable[[Sequence[Repair]], Attempt | None],
     excused: Callable[[Sink], bool],
-) -> Event:
+) -> Event:  # fmt: skip
     """Add to an event what came of its fix, and the faults that were left then.
 
     Args:
@@ -105,12 +103,9 @@ def _same_overflow(first: Event, fault: Event) -> bool:
 
 
 def _stays(
-    found: Repair,
-    repairs: Sequence[Repair],
-    attempt: Callable[[Sequence[Repair]], Attempt | None],
-    *,
-    neginf: bool,
-) -> bool:
+    found: Repair, repairs: Sequence[Repair], attempt: Callable[[Sequence[Repair]], Attempt | None],
+    *, neginf: bool,
+) -> bool:  # fmt: skip
     """Tell whether a fault is one of its own, and not made by what the fix itself gives.
 
     A division by 1e-8 gives large values. Where 0 is in their place and the same fault is there

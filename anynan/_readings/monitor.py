@@ -27,17 +27,9 @@ class Monitor:
         self._lock = RLock()
 
     def site(
-        self,
-        layer: str | None,
-        phase: Phase,
-        tensor: str,
-        dtype: str,
-        dtype_max: float | None,
-        *,
-        parameter: str | None = None,
-        bound: bool = False,
-        buffer: bool = False,
-    ) -> Site:
+        self, layer: str | None, phase: Phase, tensor: str, dtype: str, dtype_max: float | None, *,
+        parameter: str | None = None, bound: bool = False, buffer: bool = False,
+    ) -> Site:  # fmt: skip
         """Return the slot for this tensor, made once."""
         key = (layer, phase, tensor, dtype, parameter, bound)
         found = self._table.get(key)
@@ -80,13 +72,9 @@ class Monitor:
         return [int(i) + start for i in np.flatnonzero(~inside)]
 
     def trail(
-        self,
-        rows: Step,
-        upto: int,
-        layer: str | None,
-        phase: Phase = "forward",
+        self, rows: Step, upto: int, layer: str | None, phase: Phase = "forward",
         call: int | None = None,
-    ) -> tuple[tuple[str, float | None], ...]:
+    ) -> tuple[tuple[str, float | None], ...]:  # fmt: skip
         """Give what led to a bad layer in the same pass, with magnitudes; the layer comes last.
 
         Shown are the layers beside the failing one and beside each layer around it: what a

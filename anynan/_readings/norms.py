@@ -111,12 +111,9 @@ class Guard:
         return self._spike[layer]
 
     def _spikes(
-        self,
-        group: str,
-        norms: Mapping[str, float],
-        total: float,
+        self, group: str, norms: Mapping[str, float], total: float,
         medians: Mapping[str | None, float | None],
-    ) -> list[Finding]:
+    ) -> list[Finding]:  # fmt: skip
         found = []
         for layer, usual in medians.items():
             norm = total if layer is None else norms[layer]

@@ -11,13 +11,9 @@ Patterns = Pattern | Iterable[Pattern] | None
 
 
 def choose(
-    layers: dict[str, Any],
-    keep: Patterns = None,
-    exclude: Patterns = None,
-    overrides: Iterable[str] = (),
-    *,
-    whole: bool = True,
-) -> dict[str, Any]:
+    layers: dict[str, Any], keep: Patterns = None, exclude: Patterns = None,
+    overrides: Iterable[str] = (), *, whole: bool = True,
+) -> dict[str, Any]:  # fmt: skip
     """Return the layers that ``keep`` chooses and ``exclude`` does not cover.
 
     A string is matched with fnmatch on the whole path (``*`` crosses dots); a predicate is

@@ -184,14 +184,9 @@ class Policy:
         return min(limits)
 
     def judge(
-        self,
-        phase: Phase,
-        lo: float,
-        hi: float,
-        *,
-        layer: str | None = None,
+        self, phase: Phase, lo: float, hi: float, *, layer: str | None = None,
         dtype_max: float | None = None,
-    ) -> tuple[Kind, Severity] | None:
+    ) -> tuple[Kind, Severity] | None:  # fmt: skip
         """Judge a reading: its smallest and largest value, NaN in both if any is NaN.
 
         Returns:

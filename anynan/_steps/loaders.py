@@ -126,12 +126,9 @@ class Watched(Generic[T]):
 
 
 def watch(
-    iterable: Iterable[T],
-    name: str = "batch",
-    *,
-    policy: Policy | None = None,
+    iterable: Iterable[T], name: str = "batch", *, policy: Policy | None = None,
     action: Action = "raise",
-) -> Watched[T]:
+) -> Watched[T]:  # fmt: skip
     """Wrap a data loader, and check every batch before it is used.
 
     Args:

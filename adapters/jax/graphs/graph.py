@@ -125,16 +125,13 @@ class Graph:
         self.loops: dict[Path, tuple[Any, ...]] = {}
         # How many branches are around it.
         self.branches: dict[Path, int] = {}
-        ins = []
-        for i, var in enumerate(closed.jaxpr.invars):
-            value = self._value(var, ())
+        given = [self._value(var, ()) for var in closed.jaxpr.invars]
+        for i, value in enumerate(given):
             value.argument = i
-            ins.append(value.index)
-        consts = []
-        for var, held in zip(closed.jaxpr.constvars, closed.consts, strict=True):
-            consts.append(self._const(held, var, ()))
-        self.arguments = ins
-        self.results = self._walk(closed.jaxpr, consts, ins, (), (), "", ())
+        self.arguments = [value.index for value in given]
+        pairs = zip(closed.jaxpr.constvars, closed.consts, strict=True)
+        consts = [self._const(held, var, ()) for var, held in pairs]
+        self.results = self._walk(closed.jaxpr, consts, self.arguments, (), (), "", ())
         for index in self.results:
             self.values[index].result = True
         self._follow()
@@ -174,15 +171,9 @@ class Graph:
         return value
 
     def _walk(
-        self,
-        jaxpr: Any,
-        consts: list[int],
-        ins: list[int],
-        path: Path,
-        chain: tuple[Any, ...],
-        stack: str,
-        order: tuple[Any, ...],
-    ) -> list[int]:
+        self, jaxpr: Any, consts: list[int], ins: list[int], path: Path, chain: tuple[Any, ...],
+        stack: str, order: tuple[Any, ...],
+    ) -> list[int]:  # fmt: skip
         env: dict[Any, int] = dict(zip(jaxpr.constvars, consts, strict=True))
         env.update(zip(jaxpr.invars, ins, strict=True))
         self.loops[path] = tuple(eqn for eqn in chain if eqn.primitive.name in ("scan", "while"))
@@ -219,23 +210,14 @@ class Graph:
                 for out in outs:
                     if out is not None:
                         self.values[out].writer = node.index
-            env.update(
-                (var, out)
-                for var, out in zip(eqn.outvars, outs, strict=True)
-                if out is not None and not dropped(var)
-            )
+            made = zip(eqn.outvars, outs, strict=True)
+            env.update((var, out) for var, out in made if out is not None)
         return [read(var) for var in jaxpr.outvars]
 
     def _open(
-        self,
-        eqn: Any,
-        inner: list[Body],
-        operands: list[int],
-        point: Path,
-        chain: tuple[Any, ...],
-        stack: str,
-        order: tuple[Any, ...],
-    ) -> list[int | None]:
+        self, eqn: Any, inner: list[Body], operands: list[int], point: Path, chain: tuple[Any, ...],
+        stack: str, order: tuple[Any, ...],
+    ) -> list[int | None]:  # fmt: skip
         first = inner[0]
         loops = sum(part is None for part in order)
         consts = [
@@ -307,15 +289,8 @@ class Graph:
         for node in reversed(self.nodes):
             if node.backward:
                 continue
-            used = False
-            only = True
-            for out in node.outs:
-                if out is None:
-                    continue
-                for reader in self.readers(out):
-                    used = True
-                    only = only and reader is not None and reader.backward
-            node.backward = used and only
+            readers = [r for i in node.outs if i is not None for r in self.readers(i)]
+            node.backward = bool(readers) and all(r is not None and r.backward for r in readers)
         # A slope follows the operation whose it is; the last operation of a forward pass whose
         # result nobody takes is none.
         for node in self.nodes:

@@ -86,13 +86,9 @@ class Program:
     """Hold what is known of a function for one kind of arguments."""
 
     def __init__(
-        self,
-        fn: Callable[..., Any],
-        flat: Flat,
-        settings: Settings,
-        objects: Objects | None = None,
-        inner: Callable[..., Any] | None = None,
-    ) -> None:
+        self, fn: Callable[..., Any], flat: Flat, settings: Settings,
+        objects: Objects | None = None, inner: Callable[..., Any] | None = None,
+    ) -> None:  # fmt: skip
         self.settings = settings
         # What it gives is its result and the state of its objects.
         self.stateful = objects is not None

@@ -32,12 +32,9 @@ class LoopIterations:
     """
 
     def __init__(
-        self,
-        graph: Graph,
-        operations: Operations,
-        found: dict[int, Flag],
+        self, graph: Graph, operations: Operations, found: dict[int, Flag],
         looked: Mapping[Path, LoopIndex] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.graph, self.operations, self.found = graph, operations, found
         self.looked = looked or {}
 

@@ -35,12 +35,9 @@ class Taps:
     """
 
     def __init__(
-        self,
-        program: Program,
-        bad_words: Callable[[ProbePoint], Any],
-        told: Callable[[list[ProbePoint], list[Any], Any], None],
-        say: Callable[[str], None],
-    ) -> None:
+        self, program: Program, bad_words: Callable[[ProbePoint], Any],
+        told: Callable[[list[ProbePoint], list[Any], Any], None], say: Callable[[str], None],
+    ) -> None:  # fmt: skip
         self._program, self._bad_words, self._told = program, bad_words, told
         self._say = say
 

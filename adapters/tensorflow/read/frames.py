@@ -48,15 +48,9 @@ class Frame:
         return found if self.before is None else [*self.before.slopes(), *found]
 
     def take(
-        self,
-        x: Any,
-        layer: str | None,
-        phase: Phase,
-        tensor: str,
-        parameter: str | None = None,
-        *,
+        self, x: Any, layer: str | None, phase: Phase, tensor: str, parameter: str | None = None, *,
         read: bool = True,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Read one tensor, or have only a replay look at it."""
         if self.graph is not None and not tf.is_symbolic_tensor(x):
             x = self.graph.capture(x)  # what a compiled function closes over has a name only so

@@ -32,14 +32,9 @@ class Places:
         return cls(monitor.sites_of(points, map(_DTYPE, points)))
 
     def fill(
-        self,
-        rows: Step,
-        values: Any,
-        seen: dict[int, int],
-        arrays: list[Any] | None = None,
-        *,
+        self, rows: Step, values: Any, seen: dict[int, int], arrays: list[Any] | None = None, *,
         norms: bool,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Append readings to a step.
 
         Args:

@@ -193,14 +193,9 @@ class Record:
         self._on = True
 
     def note(
-        self,
-        kind: Any,
-        inputs: Any,
-        attributes: Any,
-        outputs: Any,
-        op_name: Any = None,
+        self, kind: Any, inputs: Any, attributes: Any, outputs: Any, op_name: Any = None,
         graph: Any = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Note an operation that has run, as TensorFlow tells of it."""
         if graph is not None or not self._on:
             return

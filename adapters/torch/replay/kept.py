@@ -48,12 +48,9 @@ class Kept:
         self._gradients: dict[int, torch.Tensor] = {}
 
     def note(
-        self,
-        models: Models,
-        states: set[State],
-        roots: list[RootCall],
+        self, models: Models, states: set[State], roots: list[RootCall],
         scaler: torch.amp.GradScaler | None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Note what these calls may move, and take the gradients away.
 
         Args:

@@ -109,12 +109,9 @@ def _called(func: Any, args: Sequence[Any], kwargs: dict[str, Any], operands: Op
 
 
 def _gradient(
-    func: Any,
-    args: Sequence[Any],
-    kwargs: dict[str, Any],
-    incoming: Sequence[Any],
+    func: Any, args: Sequence[Any], kwargs: dict[str, Any], incoming: Sequence[Any],
     operands: Operands,
-) -> Call:
+) -> Call:  # fmt: skip
     """Describe a gradient: the forward operation, and what arrives at its results."""
     call = _called(func, args, kwargs, operands)
     of = [name for name, x in operands.arrays.items() if x.requires_grad]

@@ -34,14 +34,11 @@ class Seam:
     """
 
     def __init__(
-        self,
-        watcher: Watcher,
-        *,
-        replaying: bool = True,
+        self, watcher: Watcher, *, replaying: bool = True,
         around: Callable[[], AbstractContextManager[Any]] = nullcontext,
         leaf: Callable[[torch.Tensor], None] | None = None,
         before: Callable[[Any], object] = lambda _: None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.watcher, self.replaying, self.around, self.leaf = watcher, replaying, around, leaf
         self.before = before
         self._handles: list[Any] = []

@@ -139,13 +139,9 @@ class Gradients:
         return found
 
     def _write_ends(
-        self,
-        state: State,
-        rows: Step,
-        sites: list[Site],
-        gradients: list[Any],
+        self, state: State, rows: Step, sites: list[Site], gradients: list[Any],
         norms: list[torch.Tensor] | None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Write the ends of each gradient, and its norm beside them."""
         slots = state.slots
         orders: list[int | None] = []

@@ -58,11 +58,9 @@ class Seam:
 
     def _told(self, real: Callable[..., Any]) -> Callable[..., Any]:
         def step(
-            scaler: torch.amp.GradScaler,
-            optimizer: torch.optim.Optimizer,
-            *args: Any,
+            scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, *args: Any,
             **kwargs: Any,
-        ) -> Any:
+        ) -> Any:  # fmt: skip
             if not self.on or not scaler.is_enabled():
                 return real(scaler, optimizer, *args, **kwargs)
             scaling(scaler)

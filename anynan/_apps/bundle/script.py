@@ -21,13 +21,9 @@ RESULT = re.compile(
 
 
 def script(
-    dialect: Dialect,
-    event: Event,
-    call: Call | None,
-    tensors: Mapping[str, tuple[str, tuple[int, ...]]],
-    versions: Mapping[str, str],
-    device: str,
-) -> str:
+    dialect: Dialect, event: Event, call: Call | None,
+    tensors: Mapping[str, tuple[str, tuple[int, ...]]], versions: Mapping[str, str], device: str,
+) -> str:  # fmt: skip
     """Write the script.
 
     Args:

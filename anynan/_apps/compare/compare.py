@@ -271,14 +271,9 @@ class _Comparing:
         return tuple(found), until
 
     def _rows(
-        self,
-        mine: Capture,
-        theirs: Capture,
-        moved: Sequence[Capture],
-        unit: float,
-        until: int | None,
-        gates: Sequence[Choice],
-    ) -> tuple[list[Row], list[str]]:
+        self, mine: Capture, theirs: Capture, moved: Sequence[Capture], unit: float,
+        until: int | None, gates: Sequence[Choice],
+    ) -> tuple[list[Row], list[str]]:  # fmt: skip
         rows: list[Row] = []
         holes: list[str] = []
         if not (mine.whole_gradients and theirs.whole_gradients):

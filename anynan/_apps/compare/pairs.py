@@ -66,11 +66,9 @@ def _some(paths: set[str]) -> str:
 
 
 def pairs(
-    a: Sequence[Taken],
-    b: Sequence[Taken],
-    names: Mapping[str, str],
+    a: Sequence[Taken], b: Sequence[Taken], names: Mapping[str, str],
     forward: Sequence[tuple[Taken, Taken | None]] = (),
-) -> list[tuple[Taken, Taken | None]]:
+) -> list[tuple[Taken, Taken | None]]:  # fmt: skip
     """Find the partner of each call of the first run.
 
     Args:
@@ -112,12 +110,9 @@ def pairs(
 
 
 def _named(
-    x: Taken,
-    wanted: str,
-    names: Mapping[str, str],
-    by_path: Mapping[Any, Taken],
+    x: Taken, wanted: str, names: Mapping[str, str], by_path: Mapping[Any, Taken],
     by_spelling: Mapping[Any, Taken],
-) -> Taken | None:
+) -> Taken | None:  # fmt: skip
     if wanted == "pattern":
         target = renamed(x.layer, names)
         return None if target is None else by_path.get((target, x.call))

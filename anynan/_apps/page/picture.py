@@ -81,12 +81,9 @@ def key() -> str:
 
 
 def heat_map(
-    name: str,
-    title: str,
-    grid: Grid,
-    origin: tuple[str | None, int] | None,
+    name: str, title: str, grid: Grid, origin: tuple[str | None, int] | None,
     since: int | None = None,
-) -> str:
+) -> str:  # fmt: skip
     """Draw layers by steps.
 
     Args:
@@ -192,13 +189,9 @@ def _picture(grid: Grid, every: int = 1) -> str:
 
 
 def _marks(
-    name: str,
-    grid: Grid,
-    left: int,
-    wide: int,
-    origin: tuple[str | None, int] | None,
+    name: str, grid: Grid, left: int, wide: int, origin: tuple[str | None, int] | None,
     since: int | None,
-) -> list[str]:
+) -> list[str]:  # fmt: skip
     """Mark every bad cell: those side by side, which are alike, by one rectangle."""
     columns = range(len(grid.columns))
     parts = [

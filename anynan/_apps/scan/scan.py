@@ -138,12 +138,9 @@ def _files(path: str) -> Iterator[tuple[str, str, Callable[[], list[Tensor]]]]:
 
 
 def _scanned(
-    path: str,
-    kind: str,
-    read: Callable[[], list[Tensor]],
-    target: Format | None,
+    path: str, kind: str, read: Callable[[], list[Tensor]], target: Format | None,
     progress: Callable[[str, int, int], object] | None,
-) -> File:
+) -> File:  # fmt: skip
     try:
         tensors = read()
     except Exception as error:  # noqa: BLE001  whatever a damaged file does to its reader

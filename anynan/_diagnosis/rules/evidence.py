@@ -113,11 +113,9 @@ def same(value: complex | None, wanted: float) -> bool:
 
 
 def holds(
-    s: Situation,
-    names: tuple[str, ...],
-    element: Callable[[float], bool],
+    s: Situation, names: tuple[str, ...], element: Callable[[float], bool],
     anywhere: Callable[[Summary], bool],
-) -> bool:
+) -> bool:  # fmt: skip
     """Look at the element under the first bad index, else at the operand's summary."""
     value = s.value(*names)
     if value is not None:

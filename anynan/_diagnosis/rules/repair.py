@@ -156,11 +156,9 @@ class BaseFixRunner:
 
 
 def around(
-    found: Sequence[Repair],
-    own: Callable[..., Any],
-    expression: Callable[..., Any],
+    found: Sequence[Repair], own: Callable[..., Any], expression: Callable[..., Any],
     filled: Callable[..., Any],
-) -> Callable[..., Any]:
+) -> Callable[..., Any]:  # fmt: skip
     """Put repairs around an operation, each around those that are named after it.
 
     Args:
@@ -188,12 +186,9 @@ def neutral(words: Namespace, x: Any) -> Any:
 
 
 def run(
-    repair: Repair,
-    words: Namespace,
-    own: Callable[..., Any],
-    operands: Mapping[str, Any],
+    repair: Repair, words: Namespace, own: Callable[..., Any], operands: Mapping[str, Any],
     params: Mapping[str, Any],
-) -> Any:
+) -> Any:  # fmt: skip
     """Run an expression in an operation's place.
 
     Args:
