@@ -417,16 +417,19 @@ class Watched:
 
     def _track(self) -> Tracker | None:
         try:
-            tracker = self._tracker = start(self._fn, self._options)
+            tracker = self._start()
             inside(tracker).judge.steps.since_the_start()
-            cast("Session", inside(tracker).judge.adapter).outside = functools.partial(
-                _outside, self._options, self._found
-            )
             weakref.finalize(self, tracker.remove).atexit = False
             self._found.add(tracker)
         except Exception as error:  # noqa: BLE001  it is not watched then, and that is said
             self._leave(error)
         return self._tracker
+
+    def _start(self) -> Tracker:
+        tracker = self._tracker = start(self._fn, self._options)
+        outside = functools.partial(_outside, self._options, self._found)
+        cast("Session", inside(tracker).judge.adapter).outside = outside
+        return tracker
 
     def _leave(self, error: Exception) -> None:
         """Watch it no longer, and say why."""
@@ -480,12 +483,8 @@ class Eager(Watched):
         """Give the tracker of all that is made of one function."""
         tracker = _trackers.get(self._key)
         if tracker is None:
-            self._tracker = tracker = start(self._fn, self._options)
+            tracker = _trackers[self._key] = self._start()
             inside(tracker).name = self._label
-            _trackers[self._key] = tracker
-            cast("Session", inside(tracker).judge.adapter).outside = functools.partial(
-                _outside, self._options, self._found
-            )
             self._found.add(tracker)
         return tracker
 
@@ -519,9 +518,8 @@ class Eager(Watched):
             self._count(judge)
         elif self._looks():
             self.again(tracker, session, args, kwargs)
-            session.remember(
-                [x for x in tree_util.tree_leaves(out) if isinstance(x, jax.Array)], step
-            )
+            arrays = [x for x in tree_util.tree_leaves(out) if isinstance(x, jax.Array)]
+            session.remember(arrays, step)
             if _told(tracker) == told:
                 self._found.harm(f"{tracker.name} gave NaN or Inf in its step {step}")
         else:

@@ -238,13 +238,16 @@ class Recorder:
 
     def _shard(self, bad: BadOp) -> int | None:
         """Choose the shard to look at: a collective's operand is bad elsewhere than its result."""
-        for index in bad.op.ins:
-            for op, its in self.rounds.writers(index, bad.its):
-                if (op.index, its) in self.index and op is not bad.op:
-                    shard = self.found[self.bad[self.index[op.index, its]].worst].shard
-                    if shard is not None:
-                        return shard
+        for made in (self.bad[i] for index in bad.op.ins for i in self._made_by(index, bad.its)):
+            shard = self.found[made.worst].shard
+            if shard is not None and made.op is not bad.op:
+                return shard
         return self.found[bad.worst].shard
+
+    def _made_by(self, index: int, its: LoopIndex) -> list[int]:
+        """List the records of what wrote a value, as a round of the loops has it."""
+        found = ((op.index, at) for op, at in self.rounds.writers(index, its))
+        return [self.index[key] for key in found if key in self.index]
 
     # Records.
 
@@ -362,8 +365,7 @@ class Recorder:
 
     def _origin(self, given: Given, record: OpRecord) -> Origin:
         """Say where an operand's bad values come from."""
-        writers = self.rounds.writers(given.key, self.bad[record.index].its)
-        known = [self.index[op.index, its] for op, its in writers if (op.index, its) in self.index]
+        known = self._made_by(given.key, self.bad[record.index].its)
         parents = tuple(sorted(i for i in known if i < record.index))
         if parents:
             return Origin(parents)
@@ -480,11 +482,7 @@ class Recorder:
             word = self.rounds.word(point.value, its) or 0
             if not word or (point.tensor == STATE and word != probes.NAN):
                 continue  # an Inf in optimizer state does no harm by itself
-            parents = [
-                self.index[op.index, at]
-                for op, at in self.rounds.writers(point.value, its)
-                if (op.index, at) in self.index
-            ]
+            parents = self._made_by(point.value, its)
             phase: Any = "parameter" if point.phase == "optimizer" else point.phase
             label = point.parameter or point.tensor
             sink = Sink(phase, point.layer, label, tuple(parents), probes.KINDS[word])
