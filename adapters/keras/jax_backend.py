@@ -153,13 +153,9 @@ class Calls:
         for order, kinds in call.expected.items():
             rows.expect([order], kinds)
         for order, x in enumerate(call.arrays):
-            rows.keep(order, functools.partial(_itself, x))
-        fill(
-            rows,
-            sites_of(call.points, call.arrays, owner.tracker.judge.monitor),
-            call.points,
-            words,
-        )
+            rows.keep(order, lambda x=x: x)
+        sites = sites_of(call.points, call.arrays, owner.tracker.judge.monitor)
+        fill(rows, sites, call.points, words)
         owner.tracker.judge.close_step()
         self._local.judged = call
         try:
@@ -199,10 +195,6 @@ class Calls:
 @functools.partial(jax.jit, static_argnums=1)
 def _ends(x: Any, extra: tuple[str, ...]) -> Any:
     return probes.ends(jnp.asarray(x), extra)
-
-
-def _itself(x: Any) -> Any:
-    return x
 
 
 # What keeps sessions alive where nobody keeps their tracker; the models themselves do not.

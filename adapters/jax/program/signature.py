@@ -272,13 +272,8 @@ def leaves_of(tree: Any, names: tuple[str, ...], returned: set[Hashable]) -> lis
         flat, _ = tree_util.tree_flatten_with_path(value)
         container = len(flat) != 1 or bool(flat[0][0])
         bare = name.rpartition(".")[2]
-        kept = container and (
-            key in returned
-            or bool(_WEIGHTS.match(bare))
-            or bool(_STATES.match(bare))
-            or _module(value)
-        )
-        kept = kept or (not container and key in returned and is_kept(bare))
+        told = key in returned or _WEIGHTS.match(bare) or _STATES.match(bare) or _module(value)
+        kept = bool(told) if container else key in returned and is_kept(bare)
         moments = _moments(value)
         for at, (path, leaf) in enumerate(flat):
             if not isinstance(leaf, Slot):

@@ -1,6 +1,5 @@
 """What the core knows some readings by, and which calls of their layers they are."""
 
-import functools
 from operator import attrgetter
 from typing import Any, Self
 
@@ -54,7 +53,7 @@ class Places:
         start = len(rows.lo)
         rows.extend(self.sites, self._calls(seen), low.tolist(), high.tolist())
         for i, array in enumerate(arrays or ()):
-            rows.keep(start + i, functools.partial(_same, array))
+            rows.keep(start + i, lambda array=array: array)
         for i, site in enumerate(self.sites if norms else ()):
             if site.parameter is not None and site.phase == "backward":
                 rows.add_norm(start + i, readings.norm(values[i]))
@@ -73,7 +72,3 @@ class Places:
             seen[site.index] = count + 1
             calls.append(count)
         return calls
-
-
-def _same(x: Any) -> Any:
-    return x
