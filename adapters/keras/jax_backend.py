@@ -153,7 +153,7 @@ class Calls:
         for order, kinds in call.expected.items():
             rows.expect([order], kinds)
         for order, x in enumerate(call.arrays):
-            rows.keep(order, lambda x=x: x)
+            rows.keep(order, functools.partial(lambda x: x, x))
         sites = sites_of(call.points, call.arrays, owner.tracker.judge.monitor)
         fill(rows, sites, call.points, words)
         owner.tracker.judge.close_step()

@@ -1,5 +1,6 @@
 """What the core knows some readings by, and which calls of their layers they are."""
 
+import functools
 from operator import attrgetter
 from typing import Any, Self
 
@@ -53,7 +54,7 @@ class Places:
         start = len(rows.lo)
         rows.extend(self.sites, self._calls(seen), low.tolist(), high.tolist())
         for i, array in enumerate(arrays or ()):
-            rows.keep(start + i, lambda array=array: array)
+            rows.keep(start + i, functools.partial(lambda x: x, array))
         for i, site in enumerate(self.sites if norms else ()):
             if site.parameter is not None and site.phase == "backward":
                 rows.add_norm(start + i, readings.norm(values[i]))
