@@ -33,8 +33,7 @@ FLOAT8 = frozenset(
     if name.startswith("float8_") and isinstance(getattr(torch, name), torch.dtype)
 )
 DTYPE_NAME = {dtype: str(dtype).removeprefix("torch.") for dtype in NATIVE | COMPLEX | FLOAT8}
-DTYPE_MAX = {dtype: float(torch.finfo(dtype).max) for dtype in NATIVE | COMPLEX}
-DTYPE_MAX |= {dtype: float(torch.finfo(dtype).max) for dtype in FLOAT8}
+DTYPE_MAX = {dtype: float(torch.finfo(dtype).max) for dtype in DTYPE_NAME}
 _CHUNK = 1 << 18
 _SINGLE = NATIVE - {torch.float64}
 _BLOCK = 1 << 20
@@ -317,17 +316,15 @@ def _wide(x: torch.Tensor) -> torch.Tensor:
     return x if x.dtype in NATIVE else x.to(torch.float32)
 
 
+def _norm(x: torch.Tensor) -> torch.Tensor:
+    dtype = torch.float32 if x.dtype != torch.float64 else None
+    return torch.linalg.vector_norm(_wide(x), dtype=dtype)
+
+
 EXTRA: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "mean": lambda x: _wide(x).mean(dtype=torch.float32 if x.dtype != torch.float64 else None),
-    "norm": lambda x: torch.linalg.vector_norm(
-        _wide(x), dtype=torch.float32 if x.dtype != torch.float64 else None
-    ),
-    "rms": lambda x: (
-        torch.linalg.vector_norm(
-            _wide(x), dtype=torch.float32 if x.dtype != torch.float64 else None
-        )
-        / math.sqrt(x.numel())
-    ),
+    "norm": _norm,
+    "rms": lambda x: _norm(x) / math.sqrt(x.numel()),
 }
 
 
