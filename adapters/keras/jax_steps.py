@@ -85,9 +85,7 @@ class Part(Session):
         self._static = set()
         self._chosen = owner.chosen
         if scaled:  # a loss scaler takes care of gradients itself
-            self.verdicts = ThresholdTable(
-                options.policy, owner.tracker.judge.monitor, ("backward",)
-            )
+            self.verdicts = ThresholdTable(owner.tracker.judge.monitor, ("backward",))
         gradients = self.settings.gradients or (scaled and self.settings.backward)
         self.settings = dataclasses.replace(
             self.settings, names=names, tallies=tallies, gradients=gradients

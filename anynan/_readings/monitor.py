@@ -12,7 +12,7 @@ from anynan._readings.patterns import within
 from anynan._readings.policy import Policy
 from anynan._readings.readings import ProbePoint, Site
 from anynan._readings.step import Step
-from anynan.events import Phase
+from anynan.events import Kind, Phase
 
 
 class Monitor:
@@ -59,6 +59,12 @@ class Monitor:
             self.site(x.layer, x.phase, x.tensor, *dtype, parameter=x.parameter, buffer=x.buffer)
             for x, dtype in zip(points, dtypes, strict=True)
         ]
+
+    def is_bad(self, kind: Kind, phase: Phase, layer: str | None) -> bool:
+        """Tell whether a kind is bad in a place for sure: neither allowed nor seen to be a mask."""
+        judged = self.policy.weigh(kind, phase, layer)
+        excused = self.policy.allowed(kind, phase, layer) or (layer, phase, kind) in self.downgraded
+        return judged is not None and judged[1] == "bad" and not excused
 
     def flagged(self, rows: Step) -> list[int]:
         """List the rows not judged yet whose values leave their slot's limits, in order."""

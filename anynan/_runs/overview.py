@@ -99,13 +99,10 @@ def _stats(judge: "Judge", reading: "Reading") -> "Iterator[tuple[str, Any]]":
 
 def _is_broken(judge: "Judge", reading: "Reading") -> bool:
     """Tell whether a reading is bad for sure: not what came in, no state, and not excused."""
-    kind, site, policy = reading.kind, reading.site, judge.options.policy
+    kind, site = reading.kind, reading.site
     if kind is None or site.phase == "input" or (site.buffer and site.phase == "parameter"):
         return False
-    judged = policy.weigh(kind, site.phase, site.layer)
-    excused = policy.allowed(kind, site.phase, site.layer)
-    excused = excused or judge.monitor.downgraded.get((site.layer, site.phase, kind))
-    return judged is not None and judged[1] == "bad" and not excused
+    return judge.monitor.is_bad(kind, site.phase, site.layer)
 
 
 def _nan_first(value: float) -> float:

@@ -188,7 +188,7 @@ class Session(StepReader):
         self._once = False
         self._layers: dict[str, None] = {}
         policy = options.policy
-        self.verdicts = ThresholdTable(policy, tracker.judge.monitor)
+        self.verdicts = ThresholdTable(tracker.judge.monitor)
         sizes = options.sizes
         # A gradient norm is judged by what it was before.
         guarded = policy.spike is not None or policy.vanishing is not None

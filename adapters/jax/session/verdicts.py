@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 
 from anynan._readings.monitor import Monitor
-from anynan._readings.policy import Policy
 from anynan._readings.readings import ProbePoint
 from anynan.events import Phase
 from anynan.jax.program.watch import Watch, Watches
@@ -16,26 +15,20 @@ class ThresholdTable:
     """Ask the policy about a program's readings.
 
     Args:
-        policy: What is bad.
-        monitor: Knows what a replay found to be only placed.
+        monitor: Knows what is bad, and what a replay found to be only placed.
         lenient: Phases of which nothing is bad, as where a loss scaler takes care of gradients.
     """
 
-    def __init__(self, policy: Policy, monitor: Monitor, lenient: tuple[Phase, ...] = ()) -> None:
-        self._policy, self._monitor, self._lenient = policy, monitor, lenient
+    def __init__(self, monitor: Monitor, lenient: tuple[Phase, ...] = ()) -> None:
+        self._monitor, self._lenient = monitor, lenient
 
     def bad_words(self, point: ProbePoint) -> Any:
         """Say which words of a reading are bad."""
         found = np.zeros(4, bool)
         if point.phase == "input" or point.phase in self._lenient:
             return found  # data may hold them, until harm comes of it
-        policy = self._policy
         for word in (probes.NEGINF, probes.POSINF, probes.NAN):
-            kind = probes.KINDS[word]
-            judged = policy.weigh(kind, point.phase, point.layer)
-            excused = policy.allowed(kind, point.phase, point.layer)
-            mask = (point.layer, point.phase, kind) in self._monitor.downgraded
-            found[word] = judged is not None and judged[1] == "bad" and not excused and not mask
+            found[word] = self._monitor.is_bad(probes.KINDS[word], point.phase, point.layer)
         return found
 
     def table(self, watch: Watch) -> Any:
