@@ -316,7 +316,7 @@ def _wide(x: torch.Tensor) -> torch.Tensor:
     return x if x.dtype in NATIVE else x.to(torch.float32)
 
 
-def _norm(x: torch.Tensor) -> torch.Tensor:
+def _norm(x: torch.Tensor) -> Any:
     dtype = torch.float32 if x.dtype != torch.float64 else None
     return torch.linalg.vector_norm(_wide(x), dtype=dtype)
 
