@@ -8,6 +8,7 @@ import torch
 
 from anynan._apps.precision.watch import Narrow
 from anynan._base.patches import Patches
+from anynan._readings.patterns import within
 from anynan._trace.op import Observed, Observer, Op, RerunError
 from anynan.torch.call.discovery import find_weights, named_models
 from anynan.torch.observe import Sight, TorchTarget
@@ -91,13 +92,10 @@ class Narrowed(TorchTarget, Narrow):
     def tied(self, layer: str) -> list[str]:
         """List the modules that hold a weight of another module's, or of one in it."""
         mine = {id(p) for path, m in self._modules if path == layer for p in m.parameters()}
-        within = layer + "." if layer else ""
         return [
             path
             for path, module in self._modules
-            if path != layer
-            and not path.startswith(within)
-            and any(id(p) in mine for p in module._parameters.values())
+            if not within(path, layer) and any(id(p) in mine for p in module._parameters.values())
         ]
 
     def run(
