@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from anynan._runs.record import Record
 if TYPE_CHECKING:
     from anynan._readings.history import Packed
 
+T = TypeVar("T")
 # A cell's code; the larger one wins where cells are put together. From FIRST on it tells the
 # bits of headroom: TOP for none, and one less for each 32nd of a bit.
 UNREAD, ZERO, FIRST, TOP, MOST = 0, 1, 2, 65_000, 65_531
@@ -146,12 +147,10 @@ def grids(run: Record) -> dict[str, Grid]:
     rows: dict[str, dict[str | None, int]] = {name: {} for name in PANELS}
     dtypes: dict[tuple[str, int], set[tuple[str, float]]] = {}
     for site in _in_order(steps):
-        panel = rows[_PANEL_OF.get(site.phase, "forward")]
-        row = panel.setdefault(site.layer, len(panel))
+        name = _PANEL_OF.get(site.phase, "forward")
+        row = rows[name].setdefault(site.layer, len(rows[name]))
         limit = np.nan if site.dtype_max is None else site.dtype_max
-        dtypes.setdefault((_PANEL_OF.get(site.phase, "forward"), row), set()).add(
-            (site.dtype, limit)
-        )
+        dtypes.setdefault((name, row), set()).add((site.dtype, limit))
     cells = {name: np.zeros((len(found), len(columns)), np.uint16) for name, found in rows.items()}
     known: dict[int, _Order] = {}
     for entry in steps:
@@ -165,8 +164,8 @@ def grids(run: Record) -> dict[str, Grid]:
     return {
         name: Grid(
             tuple(found),
-            tuple(_only([dtype for dtype, _ in dtypes[name, row]]) for row in found.values()),
-            tuple(_one([limit for _, limit in dtypes[name, row]]) for row in found.values()),
+            tuple(_one([dtype for dtype, _ in dtypes[name, row]], "") for row in found.values()),
+            tuple(_one([x for _, x in dtypes[name, row]], np.nan) for row in found.values()),
             tuple(columns),
             cells[name],
             tuple((layer,) for layer in found),
@@ -234,10 +233,5 @@ def _codes(entry: "Packed | Step", limits: NDArray[np.float64]) -> NDArray[np.ui
     return codes
 
 
-def _only(names: list[str]) -> str:
-    distinct = set(names)
-    return distinct.pop() if len(distinct) == 1 else ""
-
-
-def _one(limits: list[float]) -> float:
-    return limits[0] if len(set(limits)) == 1 else float("nan")
+def _one(values: list[T], several: T) -> T:
+    return values[0] if len(set(values)) == 1 else several
