@@ -124,8 +124,8 @@ class Weights:
 
     def keep(self, *, all_of_them: bool) -> list[tuple[Any, Any]]:
         """Hold the values of now: of the buffers, or of everything; nothing is copied yet."""
-        held = [v for _, v, _, buffer in self._there() if buffer or all_of_them]
-        return [(variable, read(parts(variable)[0])) for variable in held]
+        held = [ref() for ref, _, buffer in self._of.values() if buffer or all_of_them]
+        return [(v, read(v if _local(v) else v.values[0])) for v in held if v is not None]
 
     def variable(self, name: str) -> Any:
         """Give a variable, None if it is gone."""
