@@ -143,15 +143,12 @@ class TorchSide(Runner):
         after: Callable[..., Any],
     ) -> Iterator[None]:  # fmt: skip
         """Stand at the calls of modules: before each, where its inputs may change, and after."""
-        handles = []
-        try:
+        with ExitStack() as stack:
             for module, path in paths.items():
-                handles.append(module.register_forward_pre_hook(before(path), with_kwargs=True))
-                handles.append(module.register_forward_hook(after, with_kwargs=True))
+                first = module.register_forward_pre_hook(before(path), with_kwargs=True)
+                stack.callback(first.remove)
+                stack.callback(module.register_forward_hook(after, with_kwargs=True).remove)
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
 
 class _Taking(LayerCapture):

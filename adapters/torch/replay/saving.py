@@ -1,7 +1,7 @@
 """Hand an operation's call over to a bundle, with whole operands, in a second run for it alone."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -35,7 +35,7 @@ class Catcher:
     @contextmanager
     def within(self, models: Models, root: RootCall) -> Iterator[None]:
         """Take what the call was given, and what the layer is given while it runs."""
-        into, handles = self._into, []
+        into = self._into
         for name, x in models.inputs(root.fn, root.args, root.kwargs):
             into.add("call", name, x, host)
         for name, state in root.random.tensors().items():
@@ -46,17 +46,13 @@ class Catcher:
             for name, x in [*tensors(list(args), "args"), *tensors(dict(kwargs), "kwargs")]:
                 into.add("layer", name, x, host)
 
-        try:
+        with ExitStack() as stack:
             for prefix, model in models.living():
                 module = models.named(prefix, model).get(into.layer or "")
                 if module is not None and into.layer is not None:
-                    handles.append(
-                        module.register_forward_pre_hook(take, prepend=True, with_kwargs=True)
-                    )
+                    hook = module.register_forward_pre_hook(take, prepend=True, with_kwargs=True)
+                    stack.callback(hook.remove)
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def made(self, made: Made, op: Operation) -> None:
         """Keep what a forward operation took, if the event is about its gradient."""

@@ -101,8 +101,7 @@ class Scene:
     def _model(
         self, prefix: str, model: torch.nn.Module, watcher: Watcher, before: dict[str, int]
     ) -> Iterator[None]:
-        handles = []
-        calls, regions = dict(before), Regions()
+        calls, regions, stack = dict(before), Regions(), ExitStack()
         watched = set(self._models.paths(prefix, model))
         weak = weakref.ref(watcher)
 
@@ -131,24 +130,19 @@ class Scene:
                     if x.requires_grad:
                         handle = x.register_hook(functools.partial(arrived, weak, path, name, call))
                         if x.grad_fn is None:  # a leaf outlives the run
-                            handles.append(handle)
+                            stack.callback(handle.remove)
             while watcher.layers and watcher.layers.pop()[0] != path:
                 pass
 
-        try:
+        with stack:
             for path, module in self._models.named(prefix, model).items():
-                before_it = CallHook(functools.partial(enter, path))
-                handles.append(
-                    before_it.on(module.register_forward_pre_hook(before_it, prepend=True))
-                )
-                after_it = CallHook(functools.partial(leave, path))
-                handles.append(
-                    after_it.on(module.register_forward_hook(after_it, always_call=True))
-                )
+                hook = CallHook(functools.partial(enter, path))
+                handle = hook.on(module.register_forward_pre_hook(hook, prepend=True))
+                stack.callback(handle.remove)
+                hook = CallHook(functools.partial(leave, path))
+                handle = hook.on(module.register_forward_hook(hook, always_call=True))
+                stack.callback(handle.remove)
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
 
 def arrived(
