@@ -13,24 +13,16 @@ from anynan.jax.graphs.versions import PARAMETERS, expanded, manual_axes, scanne
 
 Kind = Literal["call", "scan", "while", "cond", "shard_map"]
 
-_CALLS = {
-    "jit": "jaxpr",
-    "pjit": "jaxpr",
-    "closed_call": "call_jaxpr",
-    "core_call": "call_jaxpr",
-    "core_closed_call": "call_jaxpr",
-    "remat": "jaxpr",
-    "remat2": "jaxpr",
-    "checkpoint": "jaxpr",
-    "custom_jvp_call": "call_jaxpr",
-    "custom_vjp_call": "call_jaxpr",
-    "custom_vjp_call_jaxpr": "fun_jaxpr",
-    "custom_lin": "",
-    "eval_jaxpr": "call_jaxpr",
-}
 CUSTOM = frozenset({"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"})
 REMAT = frozenset({"remat", "remat2", "checkpoint"})
 JITS = frozenset({"jit", "pjit"})
+_CALLS = {
+    **dict.fromkeys(JITS | REMAT, "jaxpr"),
+    **dict.fromkeys(("closed_call", "core_call", "core_closed_call", "eval_jaxpr"), "call_jaxpr"),
+    **dict.fromkeys(("custom_jvp_call", "custom_vjp_call"), "call_jaxpr"),
+    "custom_vjp_call_jaxpr": "fun_jaxpr",
+    "custom_lin": "",
+}
 
 
 @dataclass(frozen=True, slots=True)
