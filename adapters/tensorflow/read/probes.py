@@ -7,7 +7,6 @@ import numpy as np
 import tensorflow as tf
 
 from anynan._arrays.measures import describe
-from anynan._arrays.probe import probe
 from anynan._base.summary import Summary
 
 # What watching adds to a graph is in this name scope.
@@ -85,39 +84,3 @@ def _plain(x: Any) -> Any:
         x = np.asarray(x)
     # bfloat16 and smaller are no floats to NumPy.
     return x if np.issubdtype(x.dtype, np.inexact) else x.astype(np.float32)
-
-
-class Reader:
-    """Read eager tensors and variables for ``anynan.check`` and ``anynan.summarize``."""
-
-    def owns(self, x: Any, /) -> bool:
-        """Tell whether this is a tensor or a variable of TensorFlow's."""
-        return isinstance(x, tf.Tensor | tf.Variable)
-
-    def probe(self, x: Any, /) -> tuple[float, float] | None:
-        """Give the smallest and the largest value.
-
-        Raises:
-            TypeError: If it is a tensor of a graph, which holds no values.
-        """
-        if not (x.dtype.is_floating or x.dtype.is_complex):
-            return None
-        return probe(_values(x))
-
-    def summarize(self, x: Any, /) -> Summary:
-        """Describe a tensor.
-
-        Raises:
-            TypeError: If it is a tensor of a graph, which holds no values.
-        """
-        return measure(_values(x))
-
-
-def _values(x: Any) -> Any:
-    if not tf.inside_function() and hasattr(x, "numpy"):
-        return x.numpy()
-    msg = (
-        "anynan.check and anynan.summarize read values, and a tensor inside of a tf.function has "
-        "none yet: call them outside, or track the function"
-    )
-    raise TypeError(msg)
