@@ -19,7 +19,7 @@ from anynan._diagnosis.evidence import BadParameter
 from anynan._diagnosis.lineage import Replay
 from anynan._diagnosis.rules.repair import Repair
 from anynan._diagnosis.trials import Attempt
-from anynan._reach.kept import container_state
+from anynan._reach.kept import contents_stay
 from anynan._readings.readings import Reading
 from anynan._readings.step import Step
 from anynan._steps.tracked import Tracked
@@ -390,18 +390,15 @@ class KerasSession(ModelSession):
         kept = [(variable, variable._value) for variable in held if variable._value is not None]
         weights = [w.variable._value for w in self.models.weights() if w.variable.trainable]
         before = [(x, x._version, x.detach().clone()) for x in weights]
-        # What the layers added to the loss of the call that is under way: it goes on with that.
-        layers = [] if model is None else model._flatten_layers()
-        added = [container_state(layer._losses) for layer in layers]
         try:
             for variable, value in kept:
                 variable._value = torch.nn.Parameter(value.detach().clone(), requires_grad=False)
-            yield
+            layers = [] if model is None else model._flatten_layers()
+            with contents_stay(layer._losses for layer in layers):  # of a call that is under way
+                yield
         finally:
             for variable, value in kept:
                 variable._value = value
-            for put_back in filter(None, added):
-                put_back()
             for x, version, content in before:
                 if x._version != version:  # a layer that normalises its kernel writes to it
                     x.data.copy_(content)

@@ -3,7 +3,8 @@
 import copy
 import io
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -140,6 +141,17 @@ def container_state(value: Any) -> Undo | None:
         return None
     held = items(value)
     return lambda: refill(value, held)
+
+
+@contextmanager
+def contents_stay(containers: Iterable[Any]) -> Iterator[None]:
+    """Put back what lists, dicts, sets and deques held."""
+    held = [container_state(value) for value in containers]
+    try:
+        yield
+    finally:
+        for put_back in filter(None, held):
+            put_back()
 
 
 def _same(a: Any, b: Any) -> bool:

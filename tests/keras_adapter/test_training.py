@@ -194,3 +194,14 @@ def test_a_first_batch_that_makes_the_weights_and_spoils_them_is_run_again_with_
     event = tracker.events[0]
     assert (event.step, event.operation.name) == (0, "divide")
     assert event.operation.source.line == models.line(__file__, "bad loss")
+
+
+def test_a_loss_that_a_layer_added_is_still_there_after_a_second_run():
+    regularized = keras.layers.ActivityRegularization(0.1)
+    model = keras.Sequential([keras.Input((4,)), regularized, keras.layers.Dense(2), Log()])
+    x = tf.ones((3, 4))
+    with anynan.keras.track(model, action="record") as tracker, tf.GradientTape() as tape:
+        loss = tf.reduce_mean(model(x)) + tf.add_n(model.losses)
+    assert tape.gradient(loss, model.trainable_variables) is not None
+    assert float(tf.add_n(model.losses)) == pytest.approx(0.4)
+    assert tracker.events[0].operation.name == "log"

@@ -16,6 +16,7 @@ from anynan._diagnosis.evidence import ReplayError
 from anynan._diagnosis.lineage import Replay
 from anynan._diagnosis.rules.repair import Repair
 from anynan._diagnosis.trials import Attempt
+from anynan._reach.kept import contents_stay
 from anynan._readings import step as core
 from anynan._readings.readings import ProbePoint, Reading
 from anynan.tensorflow.graphs import names
@@ -307,7 +308,9 @@ class Replays(Part):
         before = state.replaying, state.tapes, state.frame, state.outputs
         state.replaying, state.tapes, state.frame, state.outputs = True, 0, None, []
         try:
-            with replay_context(), as_written():
+            # What layers added to the loss of a call that is under way.
+            losses = [getattr(x, "_losses", None) for x in self._layers.alive().values()]
+            with replay_context(), as_written(), contents_stay(losses):
                 yield
         except tf.errors.OpError as error:
             msg = f"the step failed when it was run again: {type(error).__name__}: {_last(error)}"
