@@ -3,6 +3,8 @@
 import math
 from typing import Any
 
+import pytest
+
 from anynan._diagnosis.agreement import CheckedPoint, divergence
 from anynan._readings.monitor import Monitor
 from anynan._readings.policy import Policy
@@ -38,56 +40,44 @@ def said(rows: Step, *passed: CheckedPoint, **options: Any) -> str | None:
 FIRST = first_run(("a", "forward", 3.0), ("b", "forward", NAN))
 
 
-def test_the_same_places_and_kinds_agree() -> None:
-    assert said(FIRST, place("a", 3.0), place("b", NAN)) is None
+A, B = place("a", 3.0), place("b", NAN)
+# What the first run saw, what the second passed, and where they part.
+CASES: dict[str, tuple[Step, list[CheckedPoint], str | None]] = {
+    "the same places and kinds agree": (FIRST, [A, B], None),
+    "a replay that says nothing of its places is not compared": (FIRST, [], None),
+    "another kind at the failing place is a parting": (
+        FIRST, [A, place("b", -INF)], "the output of b was NaN and then -Inf",
+    ),
+    "another magnitude on the way is a parting": (
+        FIRST, [place("a", 30.0), B], "the output of a reached 3 and then 30",
+    ),
+    "kernels may differ a little": (FIRST, [place("a", 3.3), B], None),
+    "what cancels out may differ much": (
+        first_run(("a", "forward", 3e4), ("b", "forward", 1e-4), ("c", "forward", NAN)),
+        [place("a", 3e4), place("b", 3e-3), place("c", NAN)], None,
+    ),
+    "another branch is a parting": (
+        FIRST, [A, place("other", 1.0), B], "the output of other was passed in the second run only",
+    ),
+    "what comes behind the failing place is not compared": (FIRST, [A, B, place("c", NAN)], None),
+    "places of calls that are not run again are left out": (
+        first_run(("a", "forward", 3.0), ("z", "forward", 7.0), ("b", "forward", NAN)),
+        [A, B], None,
+    ),
+    "gradients are told as such": (
+        first_run(("a", "forward", 3.0), ("a", "backward", NAN)),
+        [A, place("a", INF, "backward")], "the gradient at a was NaN and then +Inf",
+    ),
+    "a magnitude that was not read proves nothing": (
+        FIRST, [CheckedPoint("a", "forward", "output", 0, INF, -INF), B], None,
+    ),
+}  # fmt: skip
 
 
-def test_a_replay_that_says_nothing_of_its_places_is_not_compared() -> None:
-    assert said(FIRST) is None
-
-
-def test_another_kind_at_the_failing_place_is_a_parting() -> None:
-    text = said(FIRST, place("a", 3.0), place("b", -INF))
-    assert text == "the output of b was NaN and then -Inf"
-
-
-def test_another_magnitude_on_the_way_is_a_parting() -> None:
-    text = said(FIRST, place("a", 30.0), place("b", NAN))
-    assert text == "the output of a reached 3 and then 30"
-
-
-def test_kernels_may_differ_a_little() -> None:
-    assert said(FIRST, place("a", 3.3), place("b", NAN)) is None
-
-
-def test_what_cancels_out_may_differ_much() -> None:
-    rows = first_run(("a", "forward", 3e4), ("b", "forward", 1e-4), ("c", "forward", NAN))
-    assert said(rows, place("a", 3e4), place("b", 3e-3), place("c", NAN)) is None
-
-
-def test_another_branch_is_a_parting() -> None:
-    text = said(FIRST, place("a", 3.0), place("other", 1.0), place("b", NAN))
-    assert text == "the output of other was passed in the second run only"
-
-
-def test_what_comes_behind_the_failing_place_is_not_compared() -> None:
-    assert said(FIRST, place("a", 3.0), place("b", NAN), place("c", NAN)) is None
-
-
-def test_places_of_calls_that_are_not_run_again_are_left_out() -> None:
-    rows = first_run(("a", "forward", 3.0), ("z", "forward", 7.0), ("b", "forward", NAN))
-    assert said(rows, place("a", 3.0), place("b", NAN)) is None
-
-
-def test_gradients_are_told_as_such() -> None:
-    rows = first_run(("a", "forward", 3.0), ("a", "backward", NAN))
-    text = said(rows, place("a", 3.0), place("a", INF, "backward"))
-    assert text == "the gradient at a was NaN and then +Inf"
-
-
-def test_a_magnitude_that_was_not_read_proves_nothing() -> None:
-    unread = CheckedPoint("a", "forward", "output", 0, INF, -INF)
-    assert said(FIRST, unread, place("b", NAN)) is None
+@pytest.mark.parametrize("case", CASES)
+def test_two_runs_part_where_they_differ(case: str) -> None:
+    rows, passed, text = CASES[case]
+    assert said(rows, *passed) == text
 
 
 def test_several_backward_passes_may_be_one_in_the_second_run() -> None:

@@ -38,16 +38,6 @@ def test_a_scope_is_the_layer_of_a_direct_check() -> None:
     assert event_of(NAN).layer is None
 
 
-def test_a_scope_ends_where_an_error_leaves_it() -> None:
-    def fail() -> None:
-        with anynan.scope("decoder"):
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        fail()
-    assert context.scope_path() is None
-
-
 def test_a_scope_can_decorate_a_function() -> None:
     @anynan.scope("step")
     def step() -> str | None:
@@ -90,16 +80,6 @@ def test_expectations_add_up_and_the_inner_reason_holds() -> None:
         assert context.expectations() == {"nan": "in", "posinf": "in"}
     with anynan.expect(nan=True, reason="outer"), anynan.expect(posinf=True, reason="in"):
         assert context.expectations() == {"nan": "outer", "posinf": "in"}
-    assert context.expectations() is None
-
-
-def test_expect_ends_where_an_error_leaves_it() -> None:
-    def fail() -> None:
-        with anynan.expect(nan=True):
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        fail()
     assert context.expectations() is None
 
 
@@ -164,13 +144,14 @@ def test_replaying_is_true_inside_a_replay_only() -> None:
     assert anynan.replaying() is False
 
 
-def test_replaying_ends_where_an_error_leaves_it() -> None:
-    def fail() -> None:
-        with context.replay_context():
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        fail()
+@pytest.mark.parametrize(
+    "begin",
+    [lambda: anynan.scope("decoder"), lambda: anynan.expect(nan=True), context.replay_context],
+)
+def test_each_ends_where_an_error_leaves_it(begin: Any) -> None:
+    with pytest.raises(KeyError), begin():
+        raise KeyError
+    assert (context.scope_path(), context.expectations()) == (None, None)
     assert not anynan.replaying()
 
 

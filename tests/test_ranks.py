@@ -21,73 +21,69 @@ def summed(rank: int) -> Claim:
     return backward(rank, 40, parameter="last.weight")
 
 
-def test_no_claim_is_no_story() -> None:
-    assert choose([], staged=False) is None
+def came(rank: int) -> Claim:
+    return Claim(rank, 3, 0, "input", came_in=True)
 
 
-@pytest.mark.parametrize("staged", [False, True])
-def test_an_earlier_step_comes_first(staged: bool) -> None:
-    early = replace(backward(1, 30), step=2)
-    assert choose([forward(0, 1), early], staged=staged) == early
+EARLY = replace(backward(1, 30), step=2)
+LAST = backward(1, 9)
+# Whether the ranks are stages of one model, what they claim, and whose claim is the story.
+CHOSEN: dict[str, tuple[bool, list[Claim], Claim | None]] = {
+    "no claim is no story": (False, [], None),
+    "an earlier step comes first": (False, [forward(0, 1), EARLY], EARLY),
+    "an earlier step comes first in stages": (True, [forward(0, 1), EARLY], EARLY),
+    "the first position wins whatever the rank": (
+        False, [summed(0), backward(1, 12), forward(2, 5), forward(3, 7)], forward(2, 5),
+    ),
+    "an input is first where the ranks run one program": (
+        False, [forward(0, 5), came(3)], came(3),
+    ),
+    "equal positions go to the lowest rank": (False, [forward(2, 5), forward(1, 5)], forward(1, 5)),
+    "a stage that got bad inputs is not where it began": (
+        True, [came(1), forward(0, 7)], forward(0, 7),
+    ),
+    "in stages a forward pass is before any backward pass": (
+        True, [backward(0, 2), forward(1, 9)], forward(1, 9),
+    ),
+    "a stage that got bad gradients is not where it began": (
+        True, [backward(0, 4, came_in=True), LAST, backward(2, 5, came_in=True)], LAST,
+    ),
+    "a gradient that is bad everywhere came in at the last stage": (
+        True, [backward(rank, 4 + rank, came_in=True) for rank in range(3)],
+        backward(2, 6, came_in=True),
+    ),
+    "an input that is bad everywhere came in at the first stage": (
+        True, [came(2), came(0), came(1)], came(0),
+    ),
+}  # fmt: skip
+# What is claimed, what a second run on each rank shows, and whose the story is after it.
+CONFIRMED: dict[str, tuple[list[Claim], int, list[str], int]] = {
+    "a summed gradient is the story of the rank that made it": (
+        [summed(0), summed(1), summed(2)], 0, ["", "", "made"], 2,
+    ),
+    "what was made on the chosen rank stays its story": (
+        [summed(0), summed(1)], 0, ["made", "made"], 0,
+    ),
+    "a story that no second run shows stays where it was": (
+        [forward(0, 5), forward(1, 7)], 0, ["", "made"], 0,
+    ),
+    "a summed one that no second run shows does so, too": ([summed(0), summed(1)], 0, ["", ""], 0),
+    "what another rank sent is the story of the sender": (
+        [forward(0, 9), forward(1, 1), forward(2, 4)], 1, ["made", "sent", "sent"], 0,
+    ),
+}  # fmt: skip
 
 
-def test_the_first_position_wins_whatever_the_rank() -> None:
-    claims = [summed(0), backward(1, 12), forward(2, 5), forward(3, 7)]
-    assert choose(claims, staged=False) == claims[2]
+@pytest.mark.parametrize("case", CHOSEN)
+def test_the_story_is_that_of_one_claim(case: str) -> None:
+    staged, claims, story = CHOSEN[case]
+    assert choose(claims, staged=staged) == story
 
 
-def test_an_input_is_first_where_the_ranks_run_one_program() -> None:
-    bad_batch = Claim(3, 3, 0, "input", came_in=True)
-    assert choose([forward(0, 5), bad_batch], staged=False) == bad_batch
-
-
-def test_equal_positions_go_to_the_lowest_rank() -> None:
-    assert choose([forward(2, 5), forward(1, 5)], staged=False) == forward(1, 5)
-
-
-def test_a_stage_that_got_bad_inputs_is_not_where_it_began() -> None:
-    sent = Claim(1, 3, 0, "input", came_in=True)
-    assert choose([sent, forward(0, 7)], staged=True) == forward(0, 7)
-
-
-def test_in_stages_a_forward_pass_is_before_any_backward_pass() -> None:
-    assert choose([backward(0, 2), forward(1, 9)], staged=True) == forward(1, 9)
-
-
-def test_a_stage_that_got_bad_gradients_is_not_where_it_began() -> None:
-    claims = [backward(0, 4, came_in=True), backward(1, 9), backward(2, 5, came_in=True)]
-    assert choose(claims, staged=True) == claims[1]
-
-
-def test_a_gradient_that_is_bad_everywhere_came_in_at_the_last_stage() -> None:
-    claims = [backward(rank, 4 + rank, came_in=True) for rank in range(3)]
-    assert choose(claims, staged=True) == claims[2]
-
-
-def test_an_input_that_is_bad_everywhere_came_in_at_the_first_stage() -> None:
-    claims = [Claim(rank, 3, 0, "input", came_in=True) for rank in (2, 0, 1)]
-    assert choose(claims, staged=True) == claims[1]
-
-
-def test_a_summed_gradient_is_the_story_of_the_rank_that_made_it() -> None:
-    claims = [summed(0), summed(1), summed(2)]
-    assert confirm(claims[0], claims, ["", "", "made"]) == claims[2]
-
-
-def test_what_was_made_on_the_chosen_rank_stays_its_story() -> None:
-    claims = [summed(0), summed(1)]
-    assert confirm(claims[0], claims, ["made", "made"]) == claims[0]
-
-
-def test_a_story_that_no_replay_shows_stays_where_it_was() -> None:
-    claims = [forward(0, 5), forward(1, 7)]
-    assert confirm(claims[0], claims, ["", "made"]) == claims[0]
-    assert confirm(summed(0), [summed(0), summed(1)], ["", ""]) == summed(0)
-
-
-def test_what_another_rank_sent_is_the_story_of_the_sender() -> None:
-    claims = [forward(0, 9), forward(1, 1), forward(2, 4)]
-    assert confirm(claims[1], claims, ["made", "sent", "sent"]) == claims[0]
+@pytest.mark.parametrize("case", CONFIRMED)
+def test_a_second_run_says_whose_story_it_is(case: str) -> None:
+    claims, chosen, shown, story = CONFIRMED[case]
+    assert confirm(claims[chosen], claims, shown) == claims[story]
 
 
 def test_a_claim_survives_json() -> None:
