@@ -68,6 +68,9 @@ CONFIRMED: dict[str, tuple[list[Claim], int, list[str], int]] = {
         [forward(0, 5), forward(1, 7)], 0, ["", "made"], 0,
     ),
     "a summed one that no second run shows does so, too": ([summed(0), summed(1)], 0, ["", ""], 0),
+    "a fault of another place does not take it over": (
+        [summed(0), backward(1, 12)], 0, ["", "made"], 0,
+    ),
     "what another rank sent is the story of the sender": (
         [forward(0, 9), forward(1, 1), forward(2, 4)], 1, ["made", "sent", "sent"], 0,
     ),

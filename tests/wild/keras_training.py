@@ -14,24 +14,13 @@ import numpy as np
 
 import anynan
 import anynan.keras
-from tests.wild.rows import LEVELS, YES, Fault, Row, wanted
+from tests.wild.rows import LEVELS, YES, Fault, Row, placed, wanted
 
 SUITE = f"keras_{keras.backend.backend()}"
 SAMPLE = ["Dense"]
 EXACT = keras.backend.backend() == "torch"
 ZERO, BIG = "0/0", "scaled weight"
 Model = Any
-
-
-def said(event: anynan.Event) -> str:
-    """Say in a line what an event says."""
-    operation, cause = event.operation, event.cause
-    where = operation.source if operation is not None else None
-    words = [event.phase, f"layer {event.layer}", event.parameter]
-    words += [operation.name if operation is not None else "no operation"]
-    words += [where.text if where is not None else "no line"]
-    words += [cause.tag if cause is not None else "no cause"]
-    return ", ".join(word for word in words if word)
 
 
 def divided(value: Any) -> Any:
@@ -193,7 +182,7 @@ def spoilt(
         if not bad([losses]) and bad(others) <= (how != BIG):  # a fused ReLU: max(NaN, 0) is 0
             fault.left_out = "nothing but the weight itself is bad without anynan"
         return fault
-    fault.detected, fault.said = True, said(event)
+    fault.detected, fault.said = True, placed(event)
     if how != BIG:
         fault.layer = str(event.parameter).endswith(variable.path.replace("/", "."))
         tag = event.cause.tag if event.cause is not None else ""
@@ -217,7 +206,7 @@ def zeroed(
         return fault
     operation, cause = event.operation, event.cause
     source = operation.source if operation is not None else None
-    fault.detected, fault.said = True, said(event)
+    fault.detected, fault.said = True, placed(event)
     fault.layer = inside(event.layer, target)
     fault.operation = operation is not None and operation.name == "divide"
     fault.line = source is not None and source.line == line_of_division()
@@ -256,7 +245,7 @@ def rows(
         new = {str(warning.message) for warning in run.warnings} - heard
         alarms = [event for event in run.tracker.events if event.severity == "bad"]
         if event is not None or alarms:
-            row.silent = f"alarm: {said(event or alarms[0])}"
+            row.silent = f"alarm: {placed(event or alarms[0])}"
         elif new:
             row.silent = f"warning: {min(new)[:300]}"
         if level == "layer":

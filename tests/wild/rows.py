@@ -19,6 +19,23 @@ LEVELS_WANTED = "ANYNAN_WILD_LEVELS"
 LEVELS = tuple(os.environ.get(LEVELS_WANTED, "step,layer,operation").split(","))
 
 
+def said(event: Any, *words: str | None) -> str:
+    """Say in a line what an event says: these words first, then operation, line and cause."""
+    operation, cause = event.operation, event.cause
+    where = operation.source if operation is not None else None
+    known = [
+        operation.name if operation is not None else "no operation",
+        where.text if where is not None else "no line",
+        cause.tag if cause is not None else "no cause",
+    ]
+    return ", ".join(word for word in (*words, *known) if word)
+
+
+def placed(event: Any) -> str:
+    """Say in a line what an event says, its layer and its weight among it."""
+    return said(event, event.phase, f"layer {event.layer}", event.parameter)
+
+
 @dataclass
 class Fault:
     """A fault put at a known place, and what was said of it.

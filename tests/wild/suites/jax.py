@@ -23,7 +23,7 @@ import anynan
 import anynan.jax
 from tests.wild.jax_programs.program import PROGRAMS, Expected, Loop, Program
 from tests.wild.jax_state import Footprint
-from tests.wild.rows import LEVELS, YES, Fault, Row, wanted
+from tests.wild.rows import LEVELS, YES, Fault, Row, placed, wanted
 
 SUITE = "jax"
 STEPS = 4
@@ -156,17 +156,6 @@ class Run:
         return self.footprint.left(alive)
 
 
-def said(event: anynan.Event) -> str:
-    """Say in a line what an event says."""
-    operation, cause = event.operation, event.cause
-    where = operation.source if operation is not None else None
-    words = [event.phase, f"layer {event.layer}", event.parameter]
-    words += [operation.name if operation is not None else "no operation"]
-    words += [f"line {where.line}: {where.text}" if where is not None else "no line"]
-    words += [cause.tag if cause is not None else "no cause"]
-    return ", ".join(word for word in words if word)
-
-
 def lines(made: Program, bug: str) -> set[int]:
     """Find the lines that a fault was put in."""
     source = inspect.getsource(inspect.getmodule(made.build))
@@ -185,7 +174,7 @@ def judged(
         if harmless(plain, good):
             fault.left_out = "finite without anynan: the compiler took it out"
         return fault
-    fault.detected, fault.said = True, said(event)
+    fault.detected, fault.said = True, placed(event)
     operation = event.operation
     if expected.layer is not None:
         fault.layer = event.layer == expected.layer
@@ -208,7 +197,7 @@ def spoilt(tracked: Run, plain: Run, how: str, good: list[np.ndarray]) -> Fault:
         if harmless(plain, good):
             fault.left_out = "finite without anynan"
         return fault
-    fault.detected, fault.said = True, said(event)
+    fault.detected, fault.said = True, placed(event)
     if how == "nan weight":
         told = f"{event.layer or ''}.{event.parameter}"
         words = tracked.place.replace("~", "").removesuffix("/value").split("/")
@@ -237,7 +226,7 @@ def run(case: str) -> Iterator[Row]:
         # -Inf that is placed by a mask and returned is a suspect, which says nothing.
         bad = [event for event in tracked.tracker.events if event.severity == "bad"]
         if event is not None or bad:
-            row.silent = f"alarm: {said(event or bad[0])}"
+            row.silent = f"alarm: {placed(event or bad[0])}"
         elif new:
             row.silent = f"warning: {min(new)}"
         if plain.loop.weights is not None:

@@ -14,7 +14,7 @@ import xarray as xr
 
 import anynan
 from tests.wild.library_calls import CALLS
-from tests.wild.rows import LEVELS, YES, Fault, Row
+from tests.wild.rows import LEVELS, YES, Fault, Row, said
 
 SUITE = "libraries"
 INPUT = ("bad_input", "bad_label")  # an argument called y is a label
@@ -155,14 +155,8 @@ def line_of(kind: str) -> int:
     )
 
 
-def said(event: anynan.Event) -> str:
-    operation, cause = event.operation, event.cause
-    where = operation.source if operation is not None else None
-    words = [event.phase, event.kind, event.tensor]
-    words += [operation.name if operation is not None else "no operation"]
-    words += [where.text if where is not None else "no line"]
-    words += [cause.tag if cause is not None else "no cause"]
-    return ", ".join(str(word) for word in words)
+def told(event: anynan.Event) -> str:
+    return said(event, event.phase, event.kind, event.tensor)
 
 
 def divided(kind: str, function: Callable[..., Any], args: tuple[Any, ...], level: str) -> Fault:
@@ -178,7 +172,7 @@ def divided(kind: str, function: Callable[..., Any], args: tuple[Any, ...], leve
         return fault
     operation, cause = event.operation, event.cause
     source = operation.source if operation is not None else None
-    fault.detected, fault.said = True, said(event)
+    fault.detected, fault.said = True, told(event)
     fault.operation = operation is not None and operation.name == "divide"
     fault.line = source is not None and source.line == line_of(kind)
     fault.cause = cause is not None and cause.tag == "divide_by_zero"
@@ -197,7 +191,7 @@ def given(function: Callable[..., Any], args: tuple[Any, ...], place: int, level
     if ran.event is None:
         fault.said = f"ended with {ran.error!r}"[:200]
         return fault
-    fault.detected, fault.said = True, said(ran.event)
+    fault.detected, fault.said = True, told(ran.event)
     fault.layer = ran.event.phase == "input"
     if ran.event.severity == "bad":  # else the library refuses it, and its exception is the news
         fault.cause = ran.event.cause is not None and ran.event.cause.tag in INPUT
@@ -226,7 +220,7 @@ def run(case: str) -> Iterator[Row]:
             row.identical = f"no: {differs}" if differs else YES
         new = [str(w.message) for w in tracked.warnings if str(w.message) not in heard]
         if tracked.event is not None:
-            row.silent = f"alarm: {said(tracked.event)}"
+            row.silent = f"alarm: {told(tracked.event)}"
         elif new:
             row.silent = f"warning: {new[0]}"
         row.clean = tracked.left
