@@ -13,11 +13,12 @@ from typing import NamedTuple
 
 from anynan._base.about import ADAPTERS
 from anynan._base.imports import when_imported
+from anynan._base.messages import slug_of
 from anynan._base.sources import user_source
 from anynan._diagnosis.rules.evidence import plural
 from anynan._runs.overview import CLEAN, READ, all_clear
 from anynan._runs.run import Run, of
-from anynan._steps.messages import LAYER_UNWATCHED
+from anynan._steps.messages import LAYER_UNWATCHED, WEIGHTS_BAD_SINCE
 from anynan._steps.record import program
 from anynan._steps.tracked import Handle, Tracked, inside
 from anynan.errors import reason
@@ -189,6 +190,8 @@ class Found:
         with self._lock:
             notes = list(self.notes)
         notes = list(dict.fromkeys([*notes, *(note for seen in all_ for note in seen.notes)]))
+        since = [note for note in notes if slug_of(note) == WEIGHTS_BAD_SINCE.slug]
+        notes = [note for note in notes if note not in since[1:]]  # the rest is no news
         unwatched = [f"  unwatched {what}" for what in self._unwatched]
         return [f"  note      {note}" for note in notes] + unwatched
 

@@ -169,6 +169,8 @@ def test_a_fix_fits_its_dtype() -> None:
     assert "1e-8" in explain(case(op("log", -INF, self=0.0))).fix
     assert "1e-4" in explain(case(op("log", -INF, self=0.0, dtype="float16"))).fix
     assert "minimum(x, 9)" in explain(case(op("exp", INF, self=12.0, dtype="float16"))).fix
+    assert "-1e4" in explain(case(op("add", self=INF, other=-INF, dtype="float16"))).fix
+    assert "-1e9" in explain(case(op("add", self=INF, other=-INF))).fix
 
 
 def test_rows_and_counts_of_a_bad_batch() -> None:

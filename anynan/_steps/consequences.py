@@ -26,6 +26,8 @@ MAX_INPUTS = 100
 # Of what bad values that came from outside are said to be.
 _CAME = ("bad_input", "bad_label")
 _BAD_SINCE = ", and whose weights have been bad since; what else goes bad here is counted with this"
+# What failed last of all that is tracked, in which step, and the number of that.
+_failed: list[tuple["weakref.ref[Consequences]", int, int] | None] = [None]
 # Of all that is tracked, what goes on with bad weights, in the order in which they went bad.
 _spoilt: "weakref.WeakKeyDictionary[Consequences, int]" = weakref.WeakKeyDictionary()
 
@@ -170,6 +172,14 @@ class Consequences:
         """Tell whether another ran with bad weights since the last step of this one ended."""
         return _spoilt.get(other, -1) >= self._steps.since and other.goes_on_spoilt
 
+    def _failed_before(self) -> tuple[str, int, str] | None:
+        """Give another that failed since the last step of this one ended, and in which step."""
+        last = _failed[0]
+        other = None if last is None else last[0]()
+        if last is None or other is None or other is self or last[2] < self._steps.since:
+            return None
+        return other.name, last[1], ""
+
     @property
     def goes_on_spoilt(self) -> bool:
         """Tell whether it is still tracked, with bad weights."""
@@ -251,19 +261,8 @@ class Consequences:
         Returns:
             The event; it says whose bad weights it may be because of.
         """
-        tag = None if event.cause is None else event.cause.tag
-        came = event.operation is None or event.phase == "input" or tag in _CAME
-        came = came and event.kind in NON_FINITE
-        other = self._elsewhere() if came else None
-        made = None
-        if other is not None and other.corrupting is not None:
-            made = other.name, other.corrupting.failed.step, _BAD_SINCE
-        elif came and tag == "outside_the_model":  # the loss is made of another's output, too
-            near = producers.producer(self._subject, None, self._steps.since)
-            made = None if near is None else (near.name, near.step, "")
-        if made is not None:
-            note = messages.MAY_FOLLOW(maker=made[0], step=made[1], since=made[2])
-            event = replace(event, notes=(*event.notes, note))
+        other, event = self._because_of(event)
+        _failed[0] = weakref.ref(self), step.number, producers.turn()
         found = event.phase in ("parameter", "optimizer") and event.kind in NON_FINITE
         goes_on = not self._stops(step) or self._subject.action == "skip"
         if not goes_on or event.parameter in self._weights.bad_buffers():
@@ -278,6 +277,24 @@ class Consequences:
             self._spoil(step, None)
             self._because = other
         return event
+
+    def _because_of(self, event: Event) -> "tuple[Consequences | None, Event]":
+        """Find another because of which an event of what came in may be; note it there."""
+        tag = None if event.cause is None else event.cause.tag
+        came = event.operation is None or event.phase == "input" or tag in _CAME
+        came = came or (tag == "written_constant" and event.kind == "nan")  # computed unwatched
+        if not came or event.kind not in NON_FINITE:
+            return None, event
+        other, made = self._elsewhere(), None
+        if other is not None and other.corrupting is not None:
+            made = other.name, other.corrupting.failed.step, _BAD_SINCE
+        elif tag == "outside_the_model":  # the loss is made of another's output, too
+            near = producers.producer(self._subject, None, self._steps.since)
+            made = self._failed_before() if near is None else (near.name, near.step, "")
+        if made is not None:
+            note = messages.MAY_FOLLOW(maker=made[0], step=made[1], since=made[2])
+            event = replace(event, notes=(*event.notes, note))
+        return other, event
 
     def _spoil(self, step: Step, seen: set[tuple[Any, ...]] | None) -> None:
         self.corrupting, self._seen, self._cleared, self._because = step, seen, False, None

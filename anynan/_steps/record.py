@@ -160,20 +160,22 @@ class Record:
         """
         times = first.times
         if first is event:
+            follows = bool(program[0]) and may_follow(event)
             again, times = self._told_by_another(event), _counted(event)
-            if not _is_told(times, event):
+            # Another bad batch is another fault.
+            most = REPORTED if event.phase == "input" else 1
+            if (follows or not _is_told(times, most)) and not note:
                 return
             text = render_line(event, which=True) if again or times > 1 else self.text(event)
             warn(f"{text}\n\n  {note}" if note else text)
-        elif note or _is_told(times, event):
+        elif note or _is_told(times, 1 if may_follow(event) else REPORTED):
             named = event if event.operation is not None else replace(first, times=1)
             line = render_line(named, which=self._subject.among_others)
             warn(f"{line}; {times} times since step {first.step}{note and '; '}{note}")
 
     def _told_by_another(self, event: Event) -> bool:
         """Tell whether another model was told of the same fault just now, as of a loss of both."""
-        operation, cause = event.operation, event.cause
-        fault = operation and (operation.name, operation.source, cause and cause.tag)
+        fault = fault_of(event)
         who, before = _told
         _told[:] = weakref.ref(self._subject), fault
         other = None if who is None else who()
@@ -182,22 +184,33 @@ class Record:
         return fault is not None and fault == before
 
 
-def _is_told(times: int, event: Event) -> bool:
-    """Tell whether what happened so often is said once more; what another model made bad is not."""
-    another = event.cause is not None and event.cause.tag == "made_by_another"
-    return times <= (1 if another else REPORTED) or set(str(times)[1:]) == {"0"}
+def may_follow(event: Event) -> bool:
+    """Tell whether a fault may be because of one of another that is tracked."""
+    if event.cause is not None and event.cause.tag == "made_by_another":
+        return True
+    return any(slug_of(note) == MAY_FOLLOW.slug for note in event.notes)
+
+
+def fault_of(event: Event) -> tuple[Any, ...] | None:
+    """Give by what a fault is known again, whatever it surfaced in; None without an operation."""
+    operation, cause = event.operation, event.cause
+    return operation and (
+        event.phase == "input",
+        operation.name,
+        operation.source,
+        cause and cause.tag,
+    )
+
+
+def _is_told(times: int, most: int) -> bool:
+    """Tell whether what happened so often is said once more."""
+    return times <= most or set(str(times)[1:]) == {"0"}
 
 
 def _counted(event: Event) -> int:
     """Count a fault of a whole program with those of other trackers; 1 where none is like it."""
-    operation, cause = event.operation, event.cause
-    follows = any(slug_of(note) == MAY_FOLLOW.slug for note in event.notes)
-    counts = program[0]
-    if counts is None or not (follows or operation):
+    counts, fault = program[0], fault_of(event)
+    if counts is None:
         return 1
-    tag = None if cause is None else cause.tag
-    fault: tuple[Any, ...] = (event.phase, event.layer, event.parameter, tag)
-    if operation is not None:
-        fault = (*fault, operation.name, operation.source)
     counts[fault] += 1
-    return counts[fault]
+    return 1 if fault is None else counts[fault]

@@ -117,15 +117,14 @@ def test_one_fault_is_one_event_however_often_it_comes(found: Found) -> None:
     assert (event.operation.name, event.times) == ("log", 6)
 
 
-def test_a_loss_of_two_models_is_told_in_full_once(warning: Found) -> None:
+def test_a_loss_of_two_models_is_told_once(warning: Found) -> None:
     generator, critic = net(), net()
     with pytest.warns(anynan.AnynanWarning) as said:
         (critic(generator(torch.ones(3, 4))).sum() * 0).reciprocal().backward()
         warning.close()
-    full, line = (str(each.message) for each in said)
+    (full,) = (str(each.message) for each in said)
     assert "\n  cause " in full
-    assert "\n" not in line
-    assert "reciprocal at" in line
+    assert len(warning.events) == 2
 
 
 def test_what_the_model_made_is_no_batch_to_its_loss(found: Found) -> None:

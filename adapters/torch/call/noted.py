@@ -51,7 +51,7 @@ PASSES = 4
 # So many tensors of one argument are looked at.
 LONG = 2**12
 
-_SKIP, _PLAIN, _WRITES, _DRAWN, _PASS, _READ, _GRAD = range(7)
+_SKIP, _PLAIN, _WRITES, _DRAWN, _PASS, _READ, _GRAD, _ASKED = range(8)
 _Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
 _PLAINS = frozenset(
     {
@@ -219,6 +219,8 @@ class Notes(FunctionMode):
         self.reads: Callable[[Notes, torch.Tensor], None] | None = None
         self._bytes = self._copied = self.inside = 0
         self._compiled = 0
+        # Gradients that the program asked for since the last pass or update.
+        self._gradients: list[Any] = []
 
     # In and out.
 
@@ -312,6 +314,11 @@ class Notes(FunctionMode):
             return self._read(func, args, kwargs or {})
         if kind == _GRAD and args[1] is not None and type(args[0].grad) is _Tensor:
             self.hold(args[0].grad)  # what another gradient is made of goes as that one comes
+        if kind == _ASKED:
+            out = func(*args)
+            if type(out) is _Tensor:
+                self._gradients.append(_ref(out))
+            return out
         try:
             out = func(*args, **kwargs) if kwargs else func(*args)
         except Exception:
@@ -367,6 +374,17 @@ class Notes(FunctionMode):
         self.before, self.notes = self.notes, []
         self.held_before, self.held = self.held, {}
         self._bytes = self._copied = 0
+        self._gradients.clear()
+
+    def hold_gradients(self) -> None:
+        """Hold the gradients that operations took, before they are set to none."""
+        if self._gradients:
+            taken = {id(ref) for ref in self.taken()}
+            for ref in self._gradients:
+                x = ref() if id(ref) in taken and id(ref) not in self.held else None
+                if x is not None:
+                    self.hold(x)
+            self._gradients.clear()
 
     def forget(self) -> None:
         """Let go of everything."""
@@ -572,7 +590,7 @@ def _kind(func: Any) -> int:
     name = getattr(func, "__name__", "")
     if name == "__get__":
         own = getattr(getattr(func, "__self__", None), "__name__", "")
-        found = _PLAIN if own in _GETTERS else _SKIP
+        found = _ASKED if own == "grad" else _PLAIN if own in _GETTERS else _SKIP
     elif name == "__set__" and getattr(getattr(func, "__self__", None), "__name__", "") == "grad":
         found = _GRAD
     elif func == sets_data:
@@ -792,6 +810,7 @@ def updated(optimizer: torch.optim.Optimizer) -> None:
     if notes is not None:
         if everywhere is not None:
             notes.passes.clear()
+            notes._gradients.clear()
             notes.put()
         else:
             notes.take()  # a closure of the optimizer's has called the model since
@@ -827,6 +846,7 @@ def quietly(real: Callable[..., Any]) -> Callable[..., Any]:
         notes = None if _is_dynamo() else away()
         if notes is None:
             return real(*args, **kwargs)
+        notes.hold_gradients()
         try:
             return real(*args, **kwargs)
         finally:

@@ -21,7 +21,7 @@ import torch
 from anynan._base.context import replay_context
 from anynan._base.sources import is_library, user_source
 from anynan._base.walks import walk
-from anynan._diagnosis.lineage import External, Replay
+from anynan._diagnosis.lineage import External, Replay, Sink
 from anynan._diagnosis.rules.repair import Repair
 from anynan._diagnosis.trials import Attempt
 from anynan._readings.readings import Reading
@@ -43,7 +43,7 @@ from anynan.torch.private import (
     unseen,
     writes,
 )
-from anynan.torch.read.probes import nonfinite
+from anynan.torch.read.probes import measure, nonfinite
 from anynan.torch.replay.fix_runner import FixRunner, norm_of
 from anynan.torch.replay.names import canonical
 from anynan.torch.replay.scene import Handed, arrived
@@ -115,6 +115,8 @@ class Tail:
     # By a tensor's ``data``: the tensor.
     _owners: dict[int, Any] = field(default_factory=dict)
     _steps: list[int] = field(default_factory=list)
+    # Of results that are lost and were made of something bad: the records of what made that so.
+    _tainted: dict[tuple[int, int], set[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         made = self._made
@@ -214,6 +216,8 @@ class Tail:
                     x = None if ref is None else self._kept(ref, version)
                     if x is None:
                         lost.add((id(ref), version))
+                        if (marks := self._taint(note, value, watcher)) is not None:
+                            self._tainted[id(ref), version] = marks
                         continue
                     values[id(ref), version] = self._stand(
                         watcher, ref, x.detach(), grad=note.grad, lost=True
@@ -249,8 +253,8 @@ class Tail:
             return None
         versions = iter(note.versions)
 
-        def take(ref: Any) -> torch.Tensor:
-            version = next(versions)
+        def take(ref: Any, version: int | None = None) -> torch.Tensor:
+            version = next(versions) if version is None else version
             return stand if ref is target else value(ref, version)
 
         seen, watcher.called = watcher.recorder.records, note.source()
@@ -259,9 +263,15 @@ class Tail:
             args, kwargs = _given(note, take)
             with _modes(note, args), _kept_as_is(note.func):
                 note.func(*args, **kwargs)
-        except Lost:  # all that is known is who wrote, and where
+        except Lost:
+            marks = self._taint(note, take, watcher)
+            watcher.busy = marks is not None
             stand.copy_(now)
-            for record in seen[before:]:
+            watcher.busy = False
+            if marks is not None:
+                self._hand_on(marks, note, stand, watcher)
+                return stand
+            for record in seen[before:]:  # all that is known is who wrote, and where
                 record.raw, record.operands = note.func.__name__, ()
                 record.name = "assign" if record.raw in _COPIES else canonical(record.raw)
         for record in seen[before:]:
@@ -270,6 +280,37 @@ class Tail:
                 for x in record.operands
             )
         return stand if len(seen) > before else None
+
+    def _hand_on(
+        self, marks: set[int], note: Note, stand: torch.Tensor, watcher: TailWatcher
+    ) -> None:
+        """Say of what was written which records made that bad."""
+        recorder, known = watcher.recorder, self._known(note.out)
+        for index in marks:
+            recorder.mark(stand, index, fresh=False)
+        if marks and known is not None and known[0] == "parameter":
+            layer, kind = known[1].rpartition(".")[0], measure(stand).kind or "nan"
+            recorder.sink(Sink("parameter", layer, known[1], tuple(sorted(marks)), kind))
+
+    def _taint(
+        self, note: Note, value: Callable[..., torch.Tensor], watcher: TailWatcher
+    ) -> set[int] | None:
+        """Give the records by which an operand of a lost result is bad; None where none is."""
+        found: set[int] | None = None
+        for ref, version in _operands(note):
+            marks = self._tainted.get((id(ref), version))
+            if marks is None:
+                try:
+                    x = value(ref, version)
+                except Lost:
+                    continue
+                watcher.busy = True
+                bad = x.is_floating_point() and nonfinite(x)
+                watcher.busy = False
+                marks = set(watcher.recorder.parents(x)) if bad else None
+            if marks is not None:
+                found = marks | (found or set())
+        return found
 
     def _kept(self, ref: Any, version: int) -> torch.Tensor | None:
         """Give what an operation gave, where that is still there as it was."""
@@ -296,6 +337,11 @@ class Tail:
             raise Lost
         return self._stand(watcher, ref, x, grad=grad, copied=copied)
 
+    def _known(self, ref: Any) -> tuple[External, str] | None:
+        """Say where a tensor came from; the ``data`` of a weight is the weight."""
+        real = self._owners.get(id(ref), ref)()
+        return None if real is None else self.named(real)
+
     def _stand(
         self, watcher: TailWatcher, ref: Any, x: torch.Tensor, *, grad: bool, copied: bool = False,
         lost: bool = False,
@@ -304,13 +350,12 @@ class Tail:
 
         One that an operation made, of what is not there any more, is not said to have come in.
         """
-        real = ref()
         stand = x.detach()
         if copied:
             stand = stand.clone()
         if grad and (x.is_floating_point() or x.is_complex()):
             stand.requires_grad_()
-        known = None if real is None or lost else self.named(real)
+        known = None if lost else self._known(ref)
         kind, name = known or ("handed" if grad else "unknown", "input")
         if kind != "parameter":
             self.handed.append((name, weakref.ref(x)))
@@ -383,7 +428,7 @@ class Tails:
             replay.sinks = [replace(x, kind=reading.kind or x.kind) for x in replay.sinks]
             # What is in a weight is no mask: the code wrote it.
             operands = [each for record in replay.records for each in record.operands]
-            placed = all(each.parents or each.source == "constant" for each in operands)
+            placed = all(each.source in (None, "constant") for each in operands)
             weight = next((name for name, p in self._weights() if p is x), None)
             if replay.made or (placed and weight):  # not tried: the model would have to go on
                 if weight:

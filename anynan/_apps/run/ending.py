@@ -3,6 +3,7 @@
 import os
 import re
 from collections import deque
+from typing import Any
 
 from anynan._apps.run.messages import ENDED_BEFORE, MADE_ELSEWHERE, NOTHING_RAN
 from anynan._base.escaping import name as printed
@@ -12,7 +13,7 @@ from anynan._diagnosis.rules.evidence import plural
 from anynan._everywhere import Found, is_bad
 from anynan._reports.report import folded
 from anynan._steps.failures import names_bad
-from anynan._steps.record import MAX_EVENTS
+from anynan._steps.record import MAX_EVENTS, fault_of, may_follow
 from anynan._steps.tracked import started
 from anynan.errors import AnomalyError
 from anynan.events import Event, Source
@@ -93,9 +94,23 @@ class Ending:
 
     def listed(self) -> list[str]:
         """List what was bad, in the order in which it was seen."""
-        lines = folded(self.bad, which=self._found.several)
+        own: list[Event] = []
+        after: dict[str, None] = {}  # what else went bad by one of these, in order
+        faults: dict[Any, str] = {}
+        for event in self.bad:
+            fault = None if event.phase == "input" else fault_of(event)
+            first = faults.setdefault(fault, event.target)
+            if own and (may_follow(event) or (fault is not None and first != event.target)):
+                after[event.target] = None
+            else:
+                own.append(event)
+        for event in own:
+            after.pop(event.target, None)
+        lines = folded(own, which=self._found.several)
         more = [f"{len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
-        return [f"  event     {line}" for line in lines[:SHOWN] + more]
+        told = [f"  event     {line}" for line in lines[:SHOWN] + more]
+        follows = f"  follows   bad after this, and perhaps because of it: {', '.join(after)}"
+        return told + ([follows] if after else [])
 
 
 def _unseen(error: BaseException | None) -> list[str]:

@@ -278,6 +278,7 @@ def facts(s: Situation, operation: str = "") -> dict[str, str]:
         "eps": small(dtype),
         "margin": margin(dtype),
         "cap": cap,
+        "mask": "-1e4" if limit < 1e9 else "-1e9",
         "parameter": s.parameter or "the parameter",
         "kind": {"nan": "NaN", "posinf": "+Inf", "neginf": "-Inf"}.get(s.kind, "a bad value"),
         "good": str(max(s.since[0], 0)) if s.since is not None else "the last good step",

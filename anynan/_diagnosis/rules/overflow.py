@@ -387,10 +387,12 @@ def too_large(s: Situation) -> Operand | None:
 
 def _elsewhere(s: Situation) -> Wording | None:
     """Tell of a number that the line uses and does not spell."""
-    if too_large(s):
+    if (item := too_large(s)) is not None:
+        below = isinstance(item.value, float | int) and item.value < 0
+        mask = ", {mask} for a mask" if below else ""
         return Wording(
             "a constant of the code is beyond {limit}, the largest {dtype}, and becomes Inf",
-            "write a smaller number, -1e4 for a mask, or compute this in a wider dtype",
+            f"write a smaller number{mask}, or compute this in a wider dtype",
         )
     if not s.line or _LITERAL.search(s.line.partition("#")[0]):
         return None
@@ -428,7 +430,7 @@ RULES = (
         "target_class_masked",
         _masked_target,
         "the target is a class whose score is -Inf, so its loss is Inf",
-        "do not mask the target's own class; or mask with a large finite number such as -1e4",
+        "do not mask the target's own class; or mask with a large finite number such as {mask}",
         operations=frozenset({"nll_loss", "cross_entropy"}),
     ),
     Rule(
@@ -436,7 +438,7 @@ RULES = (
         _inf_minus_inf,
         "Inf minus Inf is NaN",
         "mask with where(mask, x, 0) after the arithmetic instead of putting Inf in before it, or "
-        "use a large finite number such as -1e4",
+        "use a large finite number such as {mask}",
         operations=_PRODUCTS | _SUMS | {"add", "subtract", "lerp", "addcmul", "scatter_add"},
     ),
     Rule(
@@ -444,7 +446,7 @@ RULES = (
         lambda s: None if too_large(s) else _zero_times_inf(s),
         "0 times Inf is NaN",
         "keep the Inf out of this product: where(isfinite(x), x, 0) before it, or use a large "
-        "finite number such as -1e4",
+        "finite number such as {mask}",
         operations=_PRODUCTS | {"multiply", "addcmul", "prod", "cumprod"},
         phases=BOTH,
         wording=dict.fromkeys(
