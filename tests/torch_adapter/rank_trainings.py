@@ -38,6 +38,24 @@ def bad_batch() -> dict[str, Any]:
     return train(*ddp(), data=data)
 
 
+@scenario
+def loss_outside() -> dict[str, Any]:
+    """Make the loss behind the model, where one rank takes the logarithm of 0."""
+    model, _ = ddp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(at: int) -> None:
+        optimizer.zero_grad()
+        loss = model(batch(at)).square().mean()
+        if at == BAD_STEP and rank() == 1:
+            loss = loss + torch.log(loss * 0)
+        loss.backward()
+        optimizer.step()
+
+    with anynan.torch.track(model):
+        return until_bad(step)
+
+
 def tensor_parallel() -> tuple[nn.Module, Fault]:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.parallel import (

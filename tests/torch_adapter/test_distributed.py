@@ -171,6 +171,12 @@ def test_a_bad_batch_of_one_rank_is_its_own(two: Seen) -> None:
     assert "  batch    x  float32 (3, 4)" in results[1]["message"]
 
 
+def test_a_loss_behind_the_model_names_the_operation_of_its_rank(two: Seen) -> None:
+    event = stopped_at_once(two("loss_outside"), rank=1)
+    assert (event["op"], event["cause"]) == ("log", "log_of_zero")
+    assert event["line"] == "loss = loss + torch.log(loss * 0)"
+
+
 def test_a_weights_gradient_is_traced_to_the_rank_that_made_it(two: Seen) -> None:
     # Every rank reads the sum at the same position.
     event = stopped_at_once(two("weight_gradient"), rank=1)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from anynan._diagnosis.evidence import ReplayError
-from anynan._diagnosis.lineage import trace
+from anynan._diagnosis.lineage import Replay, trace
 from anynan._readings.readings import Reading, Site
 from anynan._readings.step import Step
 from anynan._steps.ranks import Claim, choose, confirm, excuse, with_others
@@ -307,11 +307,19 @@ class Ranks:
             self._refused = ReplayError(text)
             return ""
         if mine is not None and held is not None:
+            result = self._behind(state, held.reading) or result
             mine.defer(replace(held, replayed=result))
         if not result.sinks and not result.incoming:
             return ""
         outside = trace(result.records, result.sinks).outside
         return "sent" if outside is not None and outside.label == SENT else "made"
+
+    def _behind(self, state: State, reading: Reading | None) -> Replay | None:
+        """Run what this rank computed behind the model again, where that made it bad."""
+        if reading is None or state.in_step or reading.phase not in ("loss", "backward"):
+            return None
+        found = self._replays.tails.replay(state.thread.ident, reading, None)
+        return found if found is not None and found.made else None
 
     def _calls(self, state: State) -> dict[int, Any]:
         """Give the step's calls that can still be run again, by their number."""
