@@ -194,12 +194,10 @@ def may_follow(event: Event) -> bool:
 def fault_of(event: Event) -> tuple[Any, ...] | None:
     """Give by what a fault is known again, whatever it surfaced in; None without an operation."""
     operation, cause = event.operation, event.cause
-    return operation and (
-        event.phase == "input",
-        operation.name,
-        operation.source,
-        cause and cause.tag,
-    )
+    if operation is None:
+        return None
+    tag = None if cause is None else cause.tag
+    return event.phase == "input", operation.name, operation.source, tag
 
 
 def _is_told(times: int, most: int) -> bool:

@@ -389,3 +389,25 @@ def test_a_metric_that_leaves_nan_losses_out_is_not_to_blame(tmp_path: Path) -> 
     _, _, said = run(tmp_path, program)
     assert "[empty_mean]" in reports(said)[0]
     assert "cross_entropy(model(x), y)" in reports(said)[0]
+
+
+def test_a_backward_pass_outside_of_the_tracked_function_is_said_to_be_the_reason(
+    tmp_path: Path,
+) -> None:
+    program = """
+    import anynan, torch
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 3)
+
+    def loss_of(x):
+        p = model(x)
+        return (p - p.detach()).square().sum(-1).sqrt().mean()
+
+    loss_of = anynan.torch.track(loss_of, action="warn")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(2):
+        loss_of(torch.randn(6, 4)).backward()
+        optimizer.step()
+    """
+    _, _, said = run(tmp_path, program)
+    assert "the backward pass ran outside of the tracked function" in " ".join(said.split())

@@ -123,6 +123,9 @@ class Replays:
                 "again: track what torch.compile returned, or the step function, and the "
                 "report names the operation"
                 if self._graphs.ran()
+                else "the backward pass ran outside of the tracked function, so there is no "
+                "call to run again: call backward() inside it, or track the model instead"
+                if self._models.fn is not None
                 else "the layer was called past the model (not through the tracked model's own "
                 "call), so there is no call to run again: the report names no operation"
             )
