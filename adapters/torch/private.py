@@ -192,6 +192,11 @@ buffers_of: Callable[[torch.nn.Module], dict[str, torch.Tensor | None]] = attrge
 """Give the dict in which a module keeps its buffers."""
 
 
+def is_composite(func: Any) -> bool:
+    """Tell whether an operator is made of others, which autograd would see in its place."""
+    return bool(func._can_decompose())
+
+
 def storage_number(x: torch.Tensor) -> int:
     """Give the number of a tensor's storage, the same for every view of it."""
     return int(x.untyped_storage()._cdata)

@@ -506,3 +506,15 @@ def test_a_scripted_part_is_left_alone_and_said() -> None:
         tracker.remove()
     with pytest.raises(TypeError, match="track the module that it was made from"):
         anynan.torch.track(scripted)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_an_operation_has_the_same_name_without_gradients(mode: Any) -> None:
+    model = nn.Linear(4, 3)
+
+    def evaluate(x: torch.Tensor) -> torch.Tensor:
+        with mode():
+            return F.cross_entropy(model(x)[:0], torch.zeros(0).long())
+
+    event = step_event(evaluate, batch())
+    assert (event.operation.name, event.cause.tag) == ("nll_loss", "empty_mean")

@@ -16,7 +16,7 @@ from anynan._base.sources import user_source
 from anynan._diagnosis.lineage import External
 from anynan._trace.op import Observer
 from anynan.events import Source
-from anynan.torch.private import DispatchMode
+from anynan.torch.private import DispatchMode, is_composite
 from anynan.torch.private import node as _node
 from anynan.torch.private import sequence as _sequence
 from anynan.torch.private import task as _task
@@ -86,6 +86,11 @@ class Watcher(DispatchMode):
             return NotImplemented  # what follows on the shards of this rank comes by, too
         if self.busy or func.namespace in MOVING:  # see collectives.Sent
             return func(*args, **kwargs)
+        if torch.is_inference_mode_enabled() and is_composite(func):
+            first = self._first
+            with self:  # elsewhere autograd has taken it apart by now
+                self._first = first
+                return func.decompose(*args, **kwargs)
         self.busy = True
         try:
             return self._run(func, args, kwargs)
