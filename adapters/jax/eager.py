@@ -269,7 +269,8 @@ def _alive(x: Any) -> Any:
 
 
 def _is_numpys(x: Any) -> bool:
-    return isinstance(x, np.ndarray)
+    """Tell data from what a program may begin with, which is one number."""
+    return isinstance(x, np.ndarray) and x.ndim > 0
 
 
 def _is_answer(x: Any) -> bool:

@@ -198,6 +198,7 @@ def test_what_stands_for_a_function_of_numpys_passes_for_it():
         (lambda x: jax.nn.logsumexp(jnp.full(2, jnp.inf) * x) * 0, "multiply"),
         (lambda x: x * jnp.inf, None),
         (lambda x: x + jnp.nan, None),
+        (lambda x: jnp.full((), np.array(np.nan)) + x, None),
     ],
 )
 @pytest.mark.parametrize("again", [False, True])
