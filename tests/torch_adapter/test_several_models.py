@@ -349,6 +349,7 @@ def test_a_copy_of_weights_that_an_update_made_bad_is_no_fault_of_the_copying(
     from torch import nn
     torch.manual_seed(0)
     net, target = nn.Linear(40, 60), nn.Linear(40, 60)
+    target.load_state_dict(net.state_dict())
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     for step in range(4):
         x, tau = torch.randn(6, 40), torch.tensor(0.1)

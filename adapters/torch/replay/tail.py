@@ -209,11 +209,13 @@ class Tail:
                 args, kwargs = _given(note, lambda ref: value(ref, next(versions)))  # noqa: B023
                 data = self._data(i, watcher)
             except Lost:
-                if (x := self._overwritten(note, value, watcher)) is not None:
+                # What is there now was written through its ``data`` later.
+                later = any(j > i for j in self._beside.get(id(note.out), ()))
+                if not later and (x := self._overwritten(note, value, watcher)) is not None:
                     values[id(note.out), note.version] = x
                     continue
                 for ref, version in note.made:
-                    x = None if ref is None else self._kept(ref, version)
+                    x = None if ref is None or later else self._kept(ref, version)
                     if x is None:
                         lost.add((id(ref), version))
                         if (marks := self._taint(note, value, watcher)) is not None:
