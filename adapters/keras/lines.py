@@ -1,13 +1,17 @@
 """The user's line behind each operation of a functional model."""
 
 import ast
+import functools
 import linecache
+import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import CodeType, FunctionType
 from typing import Any
 
 import keras
+from keras.src.models.functional import Functional
 
 from anynan._base.patches import Patches
 from anynan._base.sources import user_source
@@ -22,12 +26,16 @@ def remember(patches: Patches) -> None:
 
     Keras keeps no such line. So the operation runs through a function that says it stands there:
     that is what TensorFlow and JAX keep of a stack for what they compile, and what a stack says
-    where nothing is compiled. A layer that is called twice has two lines, and gets none.
+    where nothing is compiled. An operation that is called twice has two lines, and gets none.
+
+    A layer that a model of Keras's own calls runs below the line that made the layer. One that the
+    program calls has that call's line.
 
     Args:
         patches: Undoes it.
     """
     places: weakref.WeakKeyDictionary[Any, Through | None] = weakref.WeakKeyDictionary()
+    calling = threading.local()
 
     def noting(symbolic_call: Any) -> Any:
         def call(operation: Any, *args: Any, **kwargs: Any) -> Any:
@@ -38,17 +46,52 @@ def remember(patches: Patches) -> None:
 
         return call
 
-    def placed(run: Any) -> Any:
-        def call(operation: Any, *args: Any, **kwargs: Any) -> Any:
-            through = places.get(operation)
-            if through is None or is_symbolic(args, kwargs):
-                return run(operation, *args, **kwargs)
-            return through(run, (operation, *args), kwargs)
+    def made(init: Any) -> Any:
+        @functools.wraps(init)
+        def call(layer: Any, *args: Any, **kwargs: Any) -> None:
+            init(layer, *args, **kwargs)
+            source = user_source(framework="keras")
+            if source is not None and layer not in places:
+                places[layer] = _standing(source)
 
         return call
 
+    def placed(run: Any) -> Any:
+        def call(operation: Any, *args: Any, **kwargs: Any) -> Any:
+            if is_symbolic(args, kwargs):
+                return run(operation, *args, **kwargs)
+            layer = isinstance(operation, keras.layers.Layer)
+            known = not layer or getattr(calling, "by_keras", False)
+            through = places.get(operation) if known else None
+            with by_keras(now=False):
+                if through is None:
+                    return run(operation, *args, **kwargs)
+                return through(run, (operation, *args), kwargs)
+
+        return call
+
+    def whole(run: Any) -> Any:
+        @functools.wraps(run)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with by_keras(now=True):
+                return run(*args, **kwargs)
+
+        return call
+
+    @contextmanager
+    def by_keras(*, now: bool) -> Iterator[None]:
+        before = getattr(calling, "by_keras", False)
+        calling.by_keras = now
+        try:
+            yield
+        finally:
+            calling.by_keras = before
+
     patches.change(keras.Operation, "symbolic_call", noting)
     patches.change(keras.Operation, "__call__", placed)
+    patches.change(keras.layers.Layer, "__init__", made)
+    for kind in (keras.Sequential, Functional):
+        patches.change(kind, "call", whole)
 
 
 def _standing(source: Source) -> Through:

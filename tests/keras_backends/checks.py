@@ -196,6 +196,25 @@ def test_run_tells_an_operation_once_with_the_line_that_wrote_it(kind):
     assert not [text for text in found.lines() if "not watched" in text]
 
 
+def test_run_names_the_line_that_made_a_layer_for_its_activation():
+    found = Found()
+    end = watch_everything(Options(action="record"), found)
+    try:
+        model = keras.Sequential(
+            [
+                keras.layers.Dense(3),
+                keras.layers.Dense(3, activation=keras.ops.log),  # bad activation
+            ]
+        )
+        model.compile("sgd", "mse")
+        model.fit(*data(), verbose=0)
+    finally:
+        end()
+    event = found.bad()[0]
+    assert event.operation.name == "log"
+    assert event.operation.source.line == line(__file__, "bad activation")
+
+
 @pytest.mark.parametrize("what", ["fit", "evaluate"])
 def test_fault_inside_the_loss(what):
     def loss(y, found):
