@@ -46,15 +46,15 @@ def remember(patches: Patches) -> None:
 
         return call
 
-    def made(init: Any) -> Any:
-        @functools.wraps(init)
-        def call(layer: Any, *args: Any, **kwargs: Any) -> None:
-            init(layer, *args, **kwargs)
-            source = user_source(framework="keras")
-            if source is not None and layer not in places:
+    # Not around ``__init__``, which a warning of Keras's names as the place that it is of.
+    def made(new: Any) -> Any:
+        def call(kind: Any, *args: Any, **kwargs: Any) -> Any:
+            layer, source = new(kind, *args, **kwargs), user_source(framework="keras")
+            if source is not None:
                 places[layer] = _standing(source)
+            return layer
 
-        return call
+        return staticmethod(call)
 
     def placed(run: Any) -> Any:
         def call(operation: Any, *args: Any, **kwargs: Any) -> Any:
@@ -89,7 +89,7 @@ def remember(patches: Patches) -> None:
 
     patches.change(keras.Operation, "symbolic_call", noting)
     patches.change(keras.Operation, "__call__", placed)
-    patches.change(keras.layers.Layer, "__init__", made)
+    patches.change(keras.layers.Layer, "__new__", made)
     for kind in (keras.Sequential, Functional):
         patches.change(kind, "call", whole)
 

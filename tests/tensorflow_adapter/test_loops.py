@@ -460,8 +460,10 @@ def test_the_loss_of_a_test_outside_of_functions_is_told_with_its_line(metric):
     assert event.operation.source.line == line(__file__, "test loss")
 
 
-def test_a_bad_array_that_a_compiled_test_gives_is_told_and_a_mask_is_not():
+@pytest.mark.parametrize("fitted", [False, True])
+def test_a_bad_array_that_a_compiled_test_gives_is_told_and_a_mask_is_not(fitted):
     net = model()
+    net.compile("sgd", "mse")
 
     @tf.function
     def test(x):
@@ -469,7 +471,10 @@ def test_a_bad_array_that_a_compiled_test_gives_is_told_and_a_mask_is_not():
         return tf.math.log(-1 - out * out), tf.where(out < 0, -np.inf, out)  # test array
 
     def run():
-        train(net, tf.reduce_mean, keras.optimizers.SGD())
+        if fitted:
+            net.fit(X, X[:, :1], verbose=0)
+        else:
+            train(net, tf.reduce_mean, keras.optimizers.SGD())
         test(X)
 
     (event,) = watched(run)

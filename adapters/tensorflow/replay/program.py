@@ -204,7 +204,7 @@ class Programs(Part):
         found.traced = compiled
         if answers is not None:
             found.taken, found.notes = answers.taken, answers.notes
-        if self._layers.model() is None:
+        if self._layers.model() is None or step.gives:
             found.results = list(tensors(graph.structured_outputs, "result"))
         return found
 

@@ -33,6 +33,7 @@ class Step:
         unrolled: Whether its fault showed with recurrent layers unrolled.
         compiled: Whether it showed only under XLA.
         taped: What ran under the tape, where that is what is run again.
+        gives: Whether what the function of a model gave was read.
         made: Gives the graph that ran, where a session of TensorFlow 1 ran one.
     """
 
@@ -47,6 +48,7 @@ class Step:
     compiled: bool = False
     taped: Differentiated | None = None
     made: Callable[[], Any] | None = None
+    gives: bool = False
 
     def __post_init__(self) -> None:
         # The last step of a model that the program drops is never over.

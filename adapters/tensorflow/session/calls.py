@@ -347,8 +347,12 @@ class Calls(Part):
 
     def _given(self, out: Any, *, forward_only: bool) -> None:
         """Read what a function of the program's gives: numbers, and the arrays of a test."""
-        if self._layers.model() is not None or self._tracker.judge.rows().failed is not None:
+        step, keras_own = self._state.step, self._state.fits or self._state.held
+        if self._layers.model() is not None and (keras_own or not forward_only):
             return
+        if step is None or self._tracker.judge.rows().failed is not None:
+            return
+        step.gives = True
         frame = Frame(None)
         for label, x in tensors(out, "result"):
             if forward_only or x.shape.rank == 0:
