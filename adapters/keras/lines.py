@@ -54,7 +54,7 @@ def remember(patches: Patches) -> None:
                 places[layer] = _standing(source)
             return layer
 
-        return staticmethod(call)
+        return call
 
     def placed(run: Any) -> Any:
         def call(operation: Any, *args: Any, **kwargs: Any) -> Any:
