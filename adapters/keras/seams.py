@@ -57,6 +57,7 @@ def watch(session: Any, compute_loss: Callable[[Any], Any]) -> None:
     _sessions.add(session)
     for kind in KINDS:
         change(keras.Model, f"make_{kind}_function", functools.partial(_made, kind=kind))
+    change(keras.callbacks.History, "on_epoch_end", _epoch_ended)
     if isinstance(model, keras.Model):
         change(owner_of(type(model), "compute_loss"), "compute_loss", compute_loss)
         for kind in KINDS:
@@ -95,3 +96,13 @@ def _made(original: Any, kind: str) -> Any:
         return out
 
     return make
+
+
+def _epoch_ended(original: Any) -> Any:
+    def on_epoch_end(self: Any, epoch: int, logs: Any = None) -> Any:
+        for session in sessions():
+            if session.model() is self.model:
+                session.shown(logs or {})
+        return original(self, epoch, logs)
+
+    return on_epoch_end

@@ -1,11 +1,13 @@
 """The contract between the core and an adapter; ``adapters/README.md`` says it in prose."""
 
 import math
+from collections.abc import Mapping
 
 from anynan._diagnosis.evidence import BadParameter
 from anynan._diagnosis.lineage import Replay
 from anynan._readings.readings import Reading
 from anynan._steps.framework import Framework
+from anynan._steps.messages import METRIC_BAD
 from anynan._steps.tracked import Tracked
 from anynan.options import Options
 
@@ -52,6 +54,14 @@ class BaseAdapter(Framework):
             judge.flag(rows, rows.last, replayed=seen)
         finally:
             judge.begin_again(rows)
+
+    def shown(self, metrics: Mapping[str, object]) -> None:
+        """Say which metrics a trainer shows are bad, where nothing that was read explains it."""
+        judge = self.tracker.judge
+        for name, value in metrics.items():
+            bad = isinstance(value, float) and not math.isfinite(value)
+            if bad and not any(judge.record.counts.values()):
+                judge.say(METRIC_BAD(name=name, value=value))
 
     def written(self, reading: Reading, bad: list[BadParameter]) -> Replay | None:  # noqa: ARG002
         """Tell what made weights bad before tracking began, where that is known.

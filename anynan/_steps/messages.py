@@ -60,3 +60,8 @@ SAME_INPUT = Message(
     "same-input", "the same bad values came in as in step {step}, which was reported"
 )
 ALLOW_IT = Message("allow-it", "if this is intended: {policy}")
+METRIC_BAD = Message(
+    "metric-bad",
+    "{name} is {value} at the end of an epoch, and no layer, loss or gradient was bad: the "
+    "arithmetic of the metric itself made it, such as 0/0 where a class has no samples",
+)

@@ -215,6 +215,20 @@ def test_run_names_the_line_that_made_a_layer_for_its_activation():
     assert event.operation.source.line == line(__file__, "bad activation")
 
 
+@pytest.mark.filterwarnings("ignore:__array__ implementation")  # Keras's own, of its variables
+def test_a_metric_that_is_bad_by_itself_is_said_once():
+    def ratio(y, p):
+        return keras.ops.sum(p) / keras.ops.sum(y * 0)
+
+    model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", metrics=[ratio])
+    with pytest.warns(anynan.AnynanWarning, match="metric itself made it") as warned:
+        tracker = anynan.keras.track(model)
+        model.fit(*data(), batch_size=4, epochs=2, verbose=0)
+    assert not tracker.events
+    assert len([x for x in warned if x.category is anynan.AnynanWarning]) == 1
+
+
 @pytest.mark.parametrize("what", ["fit", "evaluate"])
 def test_fault_inside_the_loss(what):
     def loss(y, found):

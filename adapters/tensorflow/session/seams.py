@@ -114,6 +114,7 @@ class Seams:
             self._change(metric, "update_state", through(self._free, "calls.metric"))
         wrapper = keras.metrics.MeanMetricWrapper
         self._change(wrapper, "update_state", through(self._free, "calls.eager_metric"))
+        self._change(keras.callbacks.History, "on_epoch_end", _epoch_ended)
         for name in ("make_train_function", "make_test_function", "make_predict_function"):
             self._change(keras.Model, name, functools.partial(_make_function, name=name))
 
@@ -139,6 +140,16 @@ class Seams:
 
 
 SEAMS = Seams()
+
+
+def _epoch_ended(original: Any) -> Any:
+    def on_epoch_end(self: Any, epoch: int, logs: Any = None) -> Any:
+        for session in SEAMS.sessions:
+            if session.layers.model() is self.model:
+                session.shown(logs or {})
+        return original(self, epoch, logs)
+
+    return on_epoch_end
 
 
 def _nothing() -> None:
