@@ -1,0 +1,113 @@
+"""What the program itself writes into weights, under ``anynan run``."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.torch_adapter.forked import run
+
+WRITTEN = """
+import torch
+torch.manual_seed(0)
+net = lambda: torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
+model, target = net(), net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for i in range(3):
+    with torch.no_grad():
+        wanted = target(torch.ones(8, 4))
+    loss = (model(torch.randn(8, 4)) - wanted).square().mean()
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+    for p, q in zip(model.parameters(), target.parameters()):
+        {write}
+"""
+WRITERS = [
+    ("with torch.no_grad(): p.div_(p.norm() - p.norm())", "divide"),
+    ("p.data.clamp_(-0.1, 0.1).div_(p.data.norm() * 0)", "divide"),
+    ("q.data.copy_(q.data * 0.9 + p.data / (i - 1 and 10))", "divide"),
+    ("q.data.copy_(q.data * 0.9 + p.data.sub(9).log())", "log"),
+]
+
+
+@pytest.mark.parametrize(("write", "name"), WRITERS)
+def test_what_the_program_writes_into_weights_by_hand_is_not_put_to_the_optimizer(
+    tmp_path: Path, write: str, name: str
+) -> None:
+    status, _, said = run(tmp_path, WRITTEN.format(write=write), "--fail")
+    assert status == 1
+    assert f"op {name}" in said
+    assert write[:60] in said
+    assert "by the optimizer" not in said
+
+
+OPTIMIZER = """
+import torch
+torch.manual_seed(0)
+def orthogonal(g):
+    return g / g.norm()
+class Own(torch.optim.Optimizer):
+    @torch.no_grad()
+    def step(self):
+        for p in self.param_groups[0]["params"]:
+            p.add_(orthogonal(p.grad), alpha=-1e-3)
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.used, self.unused = torch.nn.Linear(4, 8), torch.nn.Linear(8, 8)
+    def forward(self, x, scale):
+        return self.used(x) + self.unused(self.used(x)) * scale
+model = Net()
+{tracked}
+optimizer = Own(model.parameters(), {{}})
+for i in range(4):
+    loss = model(torch.randn(4, 4), 1.0 if i < 2 else 0.0).square().mean()
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("tracked", ["", "import anynan; anynan.torch.track(model, action='warn')"])
+def test_an_optimizer_of_the_programs_own_is_told_its_operation(
+    tmp_path: Path, tracked: str
+) -> None:
+    _, _, said = run(tmp_path, OPTIMIZER.format(tracked=tracked))
+    assert "op divide" in said
+    assert "return g / g.norm()" in said
+    assert "[divide_by_zero]" in said
+    assert "what it gave was written into unused." in said
+
+
+LARGE = """
+import torch
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
+optimizer, w = torch.optim.Adam(model.parameters(), lr=0.001), model[0].weight
+for i in range(3):
+    loss = model(torch.randn(8, 32)).square().mean()
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+    if i == 1:
+        with torch.no_grad():
+            {write}
+"""
+
+
+@pytest.mark.parametrize(
+    ("write", "name"),
+    [
+        ("w.div_(torch.zeros(()))", "divide"),
+        ("w.div_(w * 0)", "divide"),  # with what it was: no copy of so much is kept
+        ("w[0, 0] = float('nan')", "copy|fill"),  # by PyTorch's version
+        ("w[0] = float('inf')", "copy|fill"),
+        ("w.data[0] = float('inf')", "copy|fill"),
+        ("w.data.mul_(0.9).add_(torch.zeros(64, 32).log())", "log"),
+        ("w.copy_(w / 0)", "assign"),
+        ("w.data = w.data / 0", "assign"),
+    ],
+)
+def test_what_the_program_writes_into_a_large_weight_is_not_put_to_the_optimizer(
+    tmp_path: Path, write: str, name: str
+) -> None:
+    _, _, said = run(tmp_path, LARGE.format(write=write))
+    assert re.search(rf"op ({name}) script\.py:11", said.replace(f"{tmp_path}/", ""))
+    assert "by the optimizer" not in said
+    assert "what it gave was written into 0.weight [written-into]" in said
+    assert "min 1" not in said, "numbers that stand for what is not known are not told"
