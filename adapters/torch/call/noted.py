@@ -220,7 +220,7 @@ class Notes(FunctionMode):
         self._bytes = self._copied = self.inside = 0
         self._compiled = 0
         # Gradients that the program asked for since the last pass or update.
-        self._gradients: list[Any] = []
+        self._gradients: deque[Any] = deque(maxlen=LONG)
 
     # In and out.
 
