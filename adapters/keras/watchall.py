@@ -1,6 +1,7 @@
-"""Find the models that ``fit``, ``evaluate``, ``predict`` and the like are called on."""
+"""Find the models that ``fit`` and the like are called on, or that a loop calls on PyTorch."""
 
 import functools
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,8 @@ from anynan._everywhere import Found, spoiled
 from anynan._steps.tracked import Tracked, inside, is_tracked
 from anynan.errors import AnomalyError
 from anynan.keras import lines
+from anynan.keras.layers import is_symbolic
+from anynan.keras.seams import sessions
 from anynan.keras.tracking import start
 from anynan.options import Options
 
@@ -20,6 +23,8 @@ BATCHES = ("train_on_batch", "test_on_batch", "predict_on_batch")
 
 def watch_all(options: Options, found: Found) -> Callable[[], None]:
     """Watch every Keras model from the first ``fit``, ``evaluate`` or ``predict`` on.
+
+    On PyTorch also from its first call of its own, once it is built.
 
     Args:
         options: As for ``track``.
@@ -62,8 +67,27 @@ def watch_all(options: Options, found: Found) -> Callable[[], None]:
 
         return call
 
+    calling = threading.local()
+
+    def called(call: Callable[..., Any]) -> Callable[..., Any]:
+        def run(model: Any, *args: Any, **kwargs: Any) -> Any:
+            within = getattr(calling, "now", False)
+            # What a batch runs is the affair of the model that it is of.
+            free = not within and not any(x.threads.state().in_step for x in sessions())
+            if free and model.built and not is_symbolic(args, kwargs):
+                look(model)
+            calling.now = True
+            try:
+                return call(model, *args, **kwargs)
+            finally:
+                calling.now = within
+
+        return run
+
     patches = Patches()
     lines.remember(patches)
+    if keras.backend.backend() == "torch":  # the others find it by themselves
+        patches.change(keras.Model, "__call__", called)
     # Whatever goes over batches makes a list of callbacks.
     patches.change(keras.callbacks.CallbackList, "set_model", told)
     for name in BATCHES:

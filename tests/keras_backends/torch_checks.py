@@ -76,11 +76,53 @@ def test_loop_that_nobody_tracks_names_the_operation_inside_a_layer():
         loop(model, "torch")()
     finally:
         end()
-    event = found.events[0]
-    assert (event.operation.name, event.operation.source.line) == (
-        "log",
-        line(models.__file__, "bad log"),
-    )
+    event = found.bad()[0]
+    assert event.layer == "block.inner"
+    assert event.operation.name == "log"
+    assert event.operation.source.line == line(models.__file__, "bad log")
+
+
+def test_what_a_loop_validates_is_told_though_its_metric_is_finite():
+    model, found = models.functional(Log(name="inner")), Found()
+    positive(model)
+    accuracy = keras.metrics.SparseCategoricalAccuracy()
+    end = watch_everything(Options(action="record"), found)
+    try:
+        loop(model, "torch")()
+        zero(model)
+        with torch.no_grad():
+            accuracy.update_state(torch.zeros(8, 1), model(torch.ones(8, 4)))
+    finally:
+        end()
+    assert float(accuracy.result()) == 1.0
+    assert found.bad()[0].operation.name == "log"
+
+
+def test_models_that_a_batch_runs_are_its_models():
+    class Pair(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = (models.functional(Log(name=x)) for x in ("a", "b"))
+
+        def call(self, x):
+            return self.second(self.first(x)[:, :1].expand(-1, 4))
+
+        def train_step(self, batch):
+            x, y = batch
+            loss = ((self.second(self.first(x)[:, :1].expand(-1, 4)) - y) ** 2).mean()
+            self.zero_grad()
+            loss.backward()
+            return {"loss": loss}
+
+    model, found = Pair(), Found()
+    model.compile("sgd", loss="mse")
+    end = watch_everything(Options(action="record"), found)
+    try:
+        model.fit(*data(), batch_size=4, verbose=0)
+        model.fit(*data(), batch_size=4, verbose=0)
+    finally:
+        end()
+    assert {event.target for event in found.events} == {"model Pair"}
 
 
 def test_loop_is_the_same_with_tracking():
