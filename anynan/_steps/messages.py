@@ -62,6 +62,6 @@ SAME_INPUT = Message(
 ALLOW_IT = Message("allow-it", "if this is intended: {policy}")
 METRIC_BAD = Message(
     "metric-bad",
-    "{name} is {value} at the end of an epoch, and no layer, loss or gradient was bad: the "
-    "arithmetic of the metric itself made it, such as 0/0 where a class has no samples",
+    "{name} is {value} at the end of an epoch, and nothing else that was read was bad: the metric "
+    "itself probably made it, such as 0/0 where a class has no samples",
 )

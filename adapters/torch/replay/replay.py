@@ -60,6 +60,21 @@ from anynan.torch.weights.scalers import Scalers
 _PATIENCE = 10.0
 
 
+# Why there is no call to run again.
+COMPILED = (
+    "the model's own call is part of the compiled code, so there is no call to run again: track "
+    "what torch.compile returned, or the step function, and the report names the operation"
+)
+APART = (
+    "the backward pass ran outside of the tracked function, so there is no call to run again: "
+    "call backward() inside it, or track the model instead"
+)
+PAST = (
+    "the layer was called past the model (not through the tracked model's own call), so there is "
+    "no call to run again: the report names no operation"
+)
+
+
 class Replays:
     """Run calls of what is tracked a second time.
 
@@ -118,18 +133,10 @@ class Replays:
             return self._before_loss(state, reading)
         roots = _roots(state, reading)
         if not roots:
-            msg = (
-                "the model's own call is part of the compiled code, so there is no call to run "
-                "again: track what torch.compile returned, or the step function, and the "
-                "report names the operation"
-                if self._graphs.ran()
-                else "the backward pass ran outside of the tracked function, so there is no "
-                "call to run again: call backward() inside it, or track the model instead"
-                if self._models.fn is not None
-                else "the layer was called past the model (not through the tracked model's own "
-                "call), so there is no call to run again: the report names no operation"
-            )
-            raise ReplayError(msg)
+            if self._graphs.ran():
+                raise ReplayError(COMPILED)
+            apart = self._models.fn is not None and reading.phase == "backward"
+            raise ReplayError(APART if apart else PAST)
         if any(root.fn is None for root in roots):
             raise ReplayError(MODEL_GONE())
         found = None
