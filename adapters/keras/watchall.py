@@ -73,8 +73,9 @@ def watch_all(options: Options, found: Found) -> Callable[[], None]:
         def run(model: Any, *args: Any, **kwargs: Any) -> Any:
             within = getattr(calling, "now", False)
             # What a batch runs is the affair of the model that it is of.
-            free = not within and not any(x.threads.state().in_step for x in sessions())
-            if free and model.built and not is_symbolic(args, kwargs):
+            new = not within and model not in known and model.built
+            free = new and not any(x.threads.state().in_step for x in sessions())
+            if free and not is_symbolic(args, kwargs):
                 look(model)
             calling.now = True
             try:

@@ -3,6 +3,7 @@
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -452,10 +453,9 @@ def _told(frame: Frame, *, every: bool = False) -> tuple[Frame, Any]:
     if not frame.points:
         return left, None
     rows = readings.exact(frame.tensors).numpy()
-    for point, x, row in zip(frame.points, frame.tensors, rows, strict=True):
-        number = x.shape.rank == 0 and (every or not np.isfinite(row).all())
-        if number or np.isnan(row[2]):
-            left.points.append(point)
-            left.tensors.append(x)
-    kept = {id(x) for x in left.tensors}
-    return left, rows[[id(x) in kept for x in frame.tensors]]
+    numbers = [x.shape.rank == 0 for x in frame.tensors]
+    bad = [every or not np.isfinite(row).all() for row in rows]
+    kept = np.isnan(rows[:, 2]) | (np.array(numbers) & np.array(bad))
+    left.points += compress(frame.points, kept)
+    left.tensors += compress(frame.tensors, kept)
+    return left, rows[kept]

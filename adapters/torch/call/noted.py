@@ -800,7 +800,13 @@ def within_models() -> None:
 
 def is_own(optimizer: torch.optim.Optimizer) -> bool:
     """Tell whether an optimizer's step is code of the program's: that is noted, too."""
-    code = getattr(inspect.unwrap(type(optimizer).step), "__code__", None)
+    kind: Any = type(optimizer)
+    return _steps_itself(kind)
+
+
+@functools.lru_cache(maxsize=64)
+def _steps_itself(kind: Any) -> bool:
+    code = getattr(inspect.unwrap(kind.step), "__code__", None)
     return code is not None and _is_users(code)
 
 
