@@ -26,6 +26,10 @@ WRITERS = [
     ("p.data.clamp_(-0.1, 0.1).div_(p.data.norm() * 0)", "divide"),
     ("q.data.copy_(q.data * 0.9 + p.data / (i - 1 and 10))", "divide"),
     ("q.data.copy_(q.data * 0.9 + p.data.sub(9).log())", "log"),
+    ("with torch.no_grad(): p.view(-1)[:1].div_(0.0)", "divide"),
+    ("w = p.data.view(-1); w[:1] /= w[:1].sum() * 0", "divide"),
+    ("p.detach()[0].mul_(float('nan'))", "multiply"),
+    ("model.state_dict()['0.weight'][0].div_(0.0)", "divide"),
 ]
 
 

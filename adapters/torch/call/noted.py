@@ -34,6 +34,7 @@ from anynan.torch.private import (
     is_casting,
     sets_data,
     stand_before_compiled,
+    storage_number,
     writes,
 )
 
@@ -95,6 +96,20 @@ _ref = weakref.ref
 _getframe = sys._getframe
 
 
+class Memory(NamedTuple):
+    """Say which memory a tensor has: views of one have the same storage."""
+
+    storage: int
+    size: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+
+    @classmethod
+    def of(cls, x: torch.Tensor) -> "Memory":
+        """Give a tensor's."""
+        return cls(storage_number(x), x.size(), x.stride(), int(x.storage_offset()))
+
+
 class Note(NamedTuple):
     """Hold an operation that ran: one is made for each, so they hold no more than numbers and refs.
 
@@ -113,6 +128,7 @@ class Note(NamedTuple):
         version: How often that had been written to; a list for an operation that wrote to many.
         grad: Whether that had a gradient.
         copy: What it wrote to, as it was before, where that is held.
+        memory: Which memory it wrote to, where it wrote to one tensor.
     """
 
     func: Any
@@ -127,6 +143,7 @@ class Note(NamedTuple):
     version: Any
     grad: bool
     copy: Any = None
+    memory: "Memory | None" = None
 
     @property
     def made(self) -> list[tuple[Any, int]]:
@@ -341,12 +358,13 @@ class Notes(FunctionMode):
                 autocast = casts() if is_casting() else {}
                 note = (func, taken, named, versions, *_place(_getframe(2)), autocast, taken[0])
                 copy = [self._copy(item) for item in x] if many else self._copy(x)
+                memory = None if many else Memory.of(x)
         except Exception:  # noqa: BLE001
             note = None
         out = func(*args, **kwargs)
         if note is not None:
             version = [writes(item) for item in x] if many else writes(x)
-            self.notes.append((*note, version, not many and x.requires_grad, copy))
+            self.notes.append((*note, version, not many and x.requires_grad, copy, memory))
         elif type(x) is _Tensor:  # by an index of NumPy's: what it gave is as if from outside
             self.hold(x)
         return out

@@ -112,7 +112,7 @@ class Tail:
     handed: list[Handed] = field(default_factory=list)
     _made: dict[int, list[int]] = field(default_factory=dict)
     _beside: dict[int, list[int]] = field(default_factory=dict)
-    # By a tensor's ``data``: the tensor.
+    # By a tensor's ``data``, or a view of it: the tensor.
     _owners: dict[int, Any] = field(default_factory=dict)
     _steps: list[int] = field(default_factory=list)
     # Of results that are lost and were made of something bad: the records of what made that so.
@@ -123,41 +123,60 @@ class Tail:
         for i, note in enumerate(self.before.operations):
             for ref, _ in note.made:
                 made.setdefault(id(ref), []).append(i)
-        self._note_data()
+        self._note_views()
         last = self._makers(self.roots, len(self.before.operations))
         needed = walk(last, lambda i: self._makers(_operands(self.before.operations[i]), i))
         self._steps = sorted(needed)
 
-    def _note_data(self) -> None:
-        """Find what was written to tensors through their ``data``, and take that for them."""
+    def _note_views(self) -> None:
+        """Find what was written to tensors through their ``data`` or a view, and take it for them.
+
+        What shares its memory with a tensor that is still there is a view of it.
+        """
         self.roots = [*self.roots]  # the pass goes on with its own
-        owners = self._owners
+        owners, held = self._owners, {}
+        for ref, _ in self.roots:
+            if (x := ref()) is not None and x.layout is torch.strided:
+                held[storage_number(x)] = ref
         for i, note in enumerate(self.before.operations):
             if note.func == data_of:
                 owners[id(note.out)] = note.args[0]
-            elif id(note.out) in owners and note.in_place:
-                self._beside.setdefault(id(owners[id(note.out)]), []).append(i)
+            elif note.memory is not None and note.in_place:
+                owner = owners.get(id(note.out)) or held.get(note.memory.storage, note.out)
+                if owner is not note.out:
+                    owners[id(note.out)] = owner
+                    self._beside.setdefault(id(owner), []).append(i)
         for k, (ref, version) in enumerate(self.roots):
-            last = self._beside.get(id(ref), [-1])[-1]
-            if last > (self._maker(ref, version, len(self.before.operations)) or 0):
-                note = self.before.operations[last]
-                self.roots[k] = note.out, note.version
+            written = [self.before.operations[i] for i in self._beside.get(id(ref), ())]
+            # What found it bad already did not make it so.
+            while len(written) > 1 and written[-1].copy is not None and nonfinite(written[-1].copy):
+                del written[-1]
+            maker = self._maker(ref, version, len(self.before.operations))
+            if written and (maker is None or self._beside[id(ref)][-1] > maker):
+                self.roots[k] = written[-1].out, written[-1].version
 
     def _data(self, i: int, watcher: TailWatcher) -> torch.Tensor | None:
         """Give what stands for the ``data`` of a tensor that was written to since; None for others.
 
         Raises:
-            Lost: If no copy is held.
+            Lost: If what was written over is not held.
         """
         note = self.before.operations[i]
-        written = self._beside.get(id(note.args[0]), ()) if note.func == data_of else ()
-        since = next((j for j in written if j > i), None)
-        if since is None:
+        beside = self._beside.get(id(note.args[0]), ()) if note.func == data_of else ()
+        written = [self.before.operations[j] for j in beside if j > i]
+        if not written:
             return None
-        copy = self.before.operations[since].copy
-        if copy is None:
+        owner = note.args[0]()
+        if owner is None or any(each.copy is None for each in written):
             raise Lost
-        return self._stand(watcher, note.out, copy, grad=False, copied=True)
+        watcher.busy = True
+        found = owner.detach().clone()
+        for each in reversed(written):
+            assert each.memory is not None
+            _, size, stride, offset = each.memory
+            found.as_strided(size, stride, offset - owner.storage_offset()).copy_(each.copy)
+        watcher.busy = False
+        return self._stand(watcher, note.out, found, grad=False)
 
     @property
     def empty(self) -> bool:
@@ -245,10 +264,13 @@ class Tail:
             return None
         owner = self._owners.get(id(note.out))
         now = self._kept(note.out, note.version) if owner is None else owner()
-        if now is None or not now.is_floating_point():
+        if now is None or note.memory is None or not now.is_floating_point():
             return None
         watcher.busy = True
-        bad, now = nonfinite(now), now.detach()
+        now = now.detach()
+        if owner is not None:  # of a view's, what it is a view of
+            now = now.as_strided(*note.memory[1:])
+        bad = nonfinite(now)
         stand = torch.nan_to_num(now, nan=1.0, posinf=1.0, neginf=-1.0)
         watcher.busy = False
         if not bad:
