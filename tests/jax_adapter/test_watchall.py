@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from jax import export
 
 import anynan
@@ -560,3 +561,18 @@ def test_layers_of_linen_are_told_in_the_order_of_the_call_as_track_tells_them()
     names = ["zeta", "alpha", "block"]
     assert [name for name, _ in mine.trail] == [name for name, _ in theirs.trail] == names
     assert mine.layer == theirs.layer == "block"
+
+
+def test_an_nnx_variable_that_two_results_share_stays_one(found):
+    class Sgd(nnx.Pytree):
+        def __init__(self, params):
+            self.params = nnx.data(params)
+
+    @nnx.jit
+    def created():
+        model = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+        return model, Sgd(nnx.variables(model, nnx.Param))
+
+    model, sgd = created()
+    assert sgd.params["kernel"] is model.kernel
+    assert any("one nnx variable in two places" in note for note in found.lines())

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable, Hashable
 from typing import Any
 
+from jax import tree_util
+
 
 class Objects:
     """Hold the nnx objects among a call's arguments."""
@@ -59,6 +61,21 @@ class Objects:
         """Write the new state into the objects."""
         for key, state in states.items():
             _nnx().update(self.held[key], state)
+
+
+def refuse_shared(out: Any) -> None:
+    """Refuse to take a result apart that holds one nnx variable twice: it would become two."""
+    nnx = sys.modules.get("flax.nnx")
+    if nnx is None:
+        return
+    leaves = tree_util.tree_leaves(out, is_leaf=lambda x: isinstance(x, nnx.Variable))
+    held = [id(x) for x in leaves if isinstance(x, nnx.Variable)]
+    if len(held) > len(set(held)):
+        msg = (
+            "it gives one nnx variable in two places, and taken apart the two would no longer "
+            "change together"
+        )
+        raise ValueError(msg)
 
 
 def objects_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Objects | None:

@@ -23,7 +23,7 @@ from anynan.jax.graphs.operations import Operations
 from anynan.jax.graphs.stacks import MARK
 from anynan.jax.program import signature
 from anynan.jax.program.evaluator import CALLBACKS, Evaluator, placed
-from anynan.jax.program.objects import Objects, objects_of
+from anynan.jax.program.objects import Objects, objects_of, refuse_shared
 from anynan.jax.program.scopes import merges, named
 from anynan.jax.program.signature import Flat, Leaf, Slot
 from anynan.jax.program.trace import ShutError, UntraceableError, UnwatchableError, under_way
@@ -171,7 +171,9 @@ class Program:
     def _pure(self, fn: Callable[..., Any], flat: Flat) -> Callable[..., list[Any]]:
         def pure(*arrays: Any) -> list[Any]:
             args, kwargs = flat.arguments(arrays)
-            self.out = signature.parted(fn(*args, **kwargs), plain=self.settings.plain)
+            out = fn(*args, **kwargs)
+            refuse_shared(out[0] if self.stateful else out)
+            self.out = signature.parted(out, plain=self.settings.plain)
             made, self.out = self.out.arrays, replace(self.out, arrays=[])
             return made
 
