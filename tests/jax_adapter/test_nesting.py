@@ -287,3 +287,15 @@ def test_the_first_bad_round_of_every_loop_is_looked_at():
     event = caught.value.event
     assert event.iteration == 3
     assert event.cause.evidence == "log(-0.5)"
+
+
+def test_what_a_round_leaves_to_the_next_is_followed_from_what_the_next_gave():
+    def fn(x):
+        def turn(c, _):
+            y = lax.scan(lambda a, b: (a + b, None), c, jnp.ones((2, 2)))[0]
+            return c - jnp.sqrt(c - 5), y.sum()  # the first round gives a sum that is fine
+
+        return lax.scan(turn, x, None, length=3)[1]
+
+    event = failure(anynan.jax.track(fn), jnp.ones(2))
+    assert (event.operation.name, event.iteration) == ("sqrt", 0)

@@ -114,21 +114,28 @@ class LoopIterations:
     def writers(self, index: int, its: LoopIndex) -> list[OpInstance]:
         """List who wrote a value that is seen in a round: operations with bad results."""
         found: dict[tuple[int, LoopIndex], OpInstance] = {}
+        outer = self.graph.values[index].loops
 
-        def more(item: tuple[int, LoopIndex]) -> Iterable[tuple[int, LoopIndex]]:
-            value = self.graph.values[item[0]]
+        def more(item: tuple[int, LoopIndex, bool]) -> Iterable[tuple[int, LoopIndex, bool]]:
+            value, later = self.graph.values[item[0]], item[2]
             rounds = self._looked_at(value, item[1])
             if value.writer is None:
-                return self._fed(value, rounds)
+                fed = self._fed(value, rounds)
+                return self._left(value, rounds) if later else ((*each, False) for each in fed)
             node = self.graph.nodes[value.writer]
             op = self.operations.of.get(node.index)
-            if op is None:
-                return [(i, self.at(i, rounds)) for i in node.ins]
-            if self.worst(op, rounds) is not None:
+            if op is None and not later:
+                return [(i, self.at(i, rounds), False) for i in node.ins]
+            if op is not None and not later and self.worst(op, rounds) is not None:
                 found[op.index, rounds] = op, rounds
-            return ()
+                return ()
+            if not self.looked or value.loops <= outer:
+                return ()
+            # It turned bad in a later round than the one looked at, by what that one left.
+            ins = map(self.graph.values.__getitem__, (op or node).ins)
+            return [(x.index, self._inside(x, rounds), True) for x in ins if x.loops > outer]
 
-        list(walk([(index, self._inside(self.graph.values[index], its))], more))
+        list(walk([(index, self._inside(self.graph.values[index], its), False)], more))
         return list(found.values())
 
     def _looked_at(self, value: Value, its: LoopIndex) -> LoopIndex:
@@ -161,6 +168,14 @@ class LoopIterations:
                     yield i, before
             else:
                 yield i, its
+
+    def _left(self, value: Value, its: LoopIndex) -> Iterator[tuple[int, LoopIndex, bool]]:
+        """Walk what the round that was looked at left to the next, through a value given to it."""
+        feeds = [self.graph.values[i] for i in value.feeds]
+        carry = len(feeds) > 1 and any(x.loops < value.loops for x in feeds)
+        for x in feeds:
+            if x.loops:
+                yield x.index, self._inside(x, its), not (carry and x.loops == value.loops)
 
     def _out_of(self, value: Value, index: int, its: LoopIndex) -> Iterator[tuple[int, LoopIndex]]:
         """Walk the rounds of a loop whose results are seen after it."""
