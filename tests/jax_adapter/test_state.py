@@ -1,11 +1,14 @@
 """State that holds an Inf by design, and state that is bad: neither is called a weight."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import optax
 import pytest
 from flax import nnx
 from flax.training import train_state
+from jax.example_libraries import optimizers
 
 import anynan
 from tests.flat import split
@@ -151,3 +154,17 @@ def test_an_nnx_model_is_changed_in_place_by_a_tracked_step():
     step(theirs, jnp.ones((1, 2)))
     assert (mine.kernel[...] == theirs.kernel[...]).all()
     assert (mine.kernel[...] != before).all()
+
+
+def test_a_weight_that_an_optimizers_state_holds_is_told_as_a_weight():
+    begin, update, weights = optimizers.adam(1e-2)
+
+    @partial(anynan.jax.track, action="record")
+    def step(opt_state, x):
+        def loss(w):
+            return ((x * w["a"] + w["b"]) ** 2).sum()
+
+        return update(0, jax.grad(loss)(weights(opt_state)), opt_state)
+
+    step(begin({"a": jnp.ones(2), "b": jnp.float32(jnp.nan)}), jnp.ones(2))
+    assert (step.events[0].operation.name, step.events[0].cause.tag) == ("add", "bad_parameter")

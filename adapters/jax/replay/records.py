@@ -370,16 +370,19 @@ class Recorder:
         if parents:
             return Origin(parents)
         _, outside = self.graph.origins(given.key)
-        found = (self._outside(value) for value in outside)
+        found = (self._outside(value, record.phase) for value in outside)
         return next((Origin((), *place) for place in found if place[0] is not None), Origin())
 
-    def _outside(self, value: Value) -> tuple[External | None, str | None]:
+    def _outside(self, value: Value, phase: str) -> tuple[External | None, str | None]:
         if value.argument is not None:
             if not probes.measure(self.arguments[value.argument]).bad:
                 return None, None
             leaf = self.program.leaves[value.argument]
-            # What a bad optimizer state does is the update's own story.
-            return (None, None) if leaf.role == "state" else (leaf.role, leaf.name)
+            if leaf.role != "state":
+                return leaf.role, leaf.name
+            # What a bad optimizer state does is the update's own story. What is computed of it
+            # before is a weight that the state holds.
+            return (None, None) if phase == "optimizer" else ("parameter", leaf.name)
         held = value.constant
         if hasattr(held, "shape"):
             bad = bool(probes.measure(held).bad)
