@@ -14,7 +14,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from itertools import takewhile
+from itertools import islice, takewhile
 from pathlib import Path
 from types import CodeType
 from typing import Any, NamedTuple
@@ -33,7 +33,9 @@ from anynan.jax.read.probes import NAN
 
 # So many calls are held, and so many bytes of what they took and gave; a larger array is not kept
 # alive.
-CALLS, BYTES, LARGE = 1024, 1 << 26, 1 << 22
+CALLS, BYTES, LARGE = 4096, 1 << 26, 1 << 22
+# Of so many the program may ask for what came of them: it does so in every step.
+ASKED = 1024
 # What holds numbers, and is no tracer.
 ARRAYS = frozenset(array for array in jax.Array.__subclasses__() if "__float__" in vars(array))
 # How a program asks whether numbers are finite, and what it finds then; any other question with
@@ -79,6 +81,16 @@ class Call(NamedTuple):
         there = np.asarray(self.gave[0])
         return np.array_equal(given[0].astype(there.dtype), there, equal_nan=True)
 
+    @property
+    def number(self) -> str:
+        """Name the bad number that it was given as one of Python's, "" if it was given none."""
+        for x in filter(lambda x: isinstance(x, float), self.given):
+            for made in filter(probes.checkable, self.gave):
+                name, largest = probes.dtype(made)
+                if x != x or largest < abs(x) < math.inf:
+                    return "NaN" if x != x else f"{x:g}, which is beyond {name},"
+        return ""
+
     def run(self) -> tuple[Callable[..., Any], list[Any]]:
         """Give a function that makes the call once more, in its line, and the arrays it takes."""
         line, end, column, end_column = position(self.code, self.at)
@@ -116,9 +128,9 @@ class Calls:
 
     def begin(self) -> Callable[[], None]:
         """Hold what is called from now on; give what ends it."""
-        return watch_calls(self._note)
+        return watch_calls(self.note)
 
-    def _note(self, fn: Any, args: Any, kwargs: Any, out: Any) -> None:
+    def note(self, fn: Any, args: Any, kwargs: Any, out: Any) -> None:
         """Hold one more; it has run, and must not fail by us."""
         with suppress(Exception):
             gave = tree_util.tree_leaves(out)
@@ -149,12 +161,15 @@ class Calls:
             self._held.clear()
             self._size, self._past = 0, None
 
-    def origin(self, arrays: Iterable[Any], *, numpys: bool = False) -> Call | None:
+    def origin(
+        self, arrays: Iterable[Any], *, numpys: bool = False, floats: bool = False
+    ) -> Call | None:
         """Find the first call that led to bad numbers and was given none; None if it is not held.
 
         Args:
             arrays: The numbers, or answers to questions about them.
             numpys: Whether the first that was given a NaN in an array of NumPy's counts, too.
+            floats: Whether the first that was given a NaN as a number of Python's counts, too.
         """
         found = None
         wanted = list(arrays)
@@ -171,6 +186,7 @@ class Calls:
             came = max(map(_word, made))
             # A NaN may come of Infs that are meant so, as those of a mask.
             new = came > worst or (numpys and worst == NAN and any(map(_is_numpys, bad)))
+            new = new or (floats and worst == NAN and any(isinstance(x, float) for x in bad))
             if new and came and not any(x is None for x in given):
                 found = call
         return found
@@ -194,7 +210,7 @@ class Calls:
             answer: An array, true or false.
         """
         wanted, asked, sizes = [answer], False, []
-        for call in self._before():
+        for call in islice(self._before(), ASKED):
             if not any(x is each for x in map(_alive, call.gave) for each in wanted):
                 continue
             name = str(getattr(call.fn, "__name__", ""))

@@ -54,8 +54,10 @@ _looked: Counter[Any] = Counter()
 _called: Counter[Any] = Counter()
 # How a program looks at a number, and the first that was bad, until another step runs: where, the
 # call that made it bad, None if that is not known, and whether the program asked and so knows.
-READS = ("__float__", "__format__", "__str__", "item", "tolist")
+READS = ("__float__", "__format__", "__repr__", "__str__", "item", "tolist")
 _read: list[tuple[str, Call | None, bool]] = []
+# What looks at a number for the program that hands it one, to write it down.
+WRITERS = frozenset({"logging", "absl", "loguru", "tqdm", "rich", "json", "clu", "tensorboardX"})
 # By what a program asks NumPy whether numbers are finite, and what it is answered where one is not.
 ASKS = {"isnan": True, "isinf": True, "isfinite": False}
 _calls = Calls()
@@ -191,7 +193,9 @@ def _was_read(x: Any, *, made: bool = False, asked: bool = False, depth: int = 2
         asked: Whether the program asked if it is bad.
         depth: How many frames away the program is.
     """
-    frame = sys._getframe(depth)
+    frame: Any = sys._getframe(depth)
+    while str(frame.f_globals.get("__name__")).partition(".")[0] in WRITERS:
+        frame = frame.f_back
     known = bool(_read and _read[0][1])
     if known or is_library(frame.f_code.co_filename):
         return
@@ -337,7 +341,8 @@ def _look_at_the_end(found: Found, options: Options) -> None:
     told = False
     with suppress(Exception):  # what cannot be made once more stays without its operation
         left = (*arrays.values(), _calls.left())
-        origins = (_calls.origin(each, numpys=True) for each in left)
+        ended = arrays[""]
+        origins = (_calls.origin(each, numpys=True, floats=each is ended) for each in left)
         for call in (*(call for _, call, _ in _read), *origins):
             if call is not None and not told and not found.bad():
                 told = once(call, options, found)
@@ -548,6 +553,10 @@ def once(call: Call, options: Options, found: Found, came: Iterable[Any] = ()) -
     if call.brings:
         found.harm(f"NaN came in from NumPy, at {call.place}")
         return True
+    if call.number:
+        if not found.bad():
+            found.harm(f"{call.number} was put in as a number, at {call.place}")
+        return True
     if options.policy.neginf is None:  # it did harm, and so is no mask
         options = replace(options, policy=replace(options.policy, neginf="bad"))
     for each in filter(None, (call.whole, call)):
@@ -557,8 +566,8 @@ def once(call: Call, options: Options, found: Found, came: Iterable[Any] = ()) -
         session, step = cast("Session", inside(tracker).judge.adapter), inside(tracker).judge.step
         told = _told(tracker)
         maker.again(tracker, session, arrays, {})
-        session.remember(came, step)
         if _told(tracker) > told:
+            session.remember(came, step)
             return True
     return False
 
@@ -570,7 +579,7 @@ def _outside(options: Options, found: Found, given: list[Any], weights: Iterable
     """
     arrays, call = [*bad(given), *weights], None
     with suppress(Exception):  # the step is judged all the same
-        call = _calls.origin(arrays)
+        call = _calls.origin(arrays, floats=True)
     if call is not None:
         _follow(call, options, found, arrays)
 
@@ -613,6 +622,7 @@ class Foreign(Eager):
                 leave_out_own(error)
                 self._look(args, kwargs, error)
             raise
+        _calls.note(self._fn, args, kwargs, out)
         self._judge(out, [], args, kwargs)
         return out
 

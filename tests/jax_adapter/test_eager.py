@@ -1,5 +1,6 @@
 """A bad number of code that runs outside of any jit leads to the call that made it."""
 
+import logging
 import math
 import operator
 import pickle
@@ -24,7 +25,9 @@ def found():
     yield from watched(action="record", level="step")
 
 
-@pytest.mark.parametrize("read", first(1, [float, lambda x: x.item(), str, lambda x: f"{x:.3f}"]))
+@pytest.mark.parametrize(
+    "read", first(1, [float, lambda x: x.item(), str, repr, lambda x: f"{x:.3f}"])
+)
 @pytest.mark.parametrize("goes_on", [False, True])
 def test_a_number_that_is_bad_as_it_is_read_is_told_once_though_steps_come_after_it(read, goes_on):
     plain = jax.Array.__subclasses__()[0].__float__
@@ -263,6 +266,38 @@ def test_of_a_large_array_nothing_is_kept_alive_and_calls_are_not_held_for_ever(
     assert len(watchall._calls._held) <= eager.CALLS
     del large
     assert watchall._calls._size < 9 * eager.CALLS
+
+
+@pytest.mark.parametrize(
+    ("written", "what"),
+    [
+        (lambda: jnp.full(3, math.nan), "NaN"),
+        (lambda: jnp.ones(3).at[1].set(jnp.nan), "NaN"),
+        (lambda: jnp.ones(3) * jnp.nan, "NaN"),
+        (lambda: jnp.ones(3) * 1e39, "1e+39, which is beyond float32,"),
+    ],
+)
+def test_a_number_that_is_bad_as_the_program_wrote_it_is_told_with_its_line(written, what, found):
+    jax.jit(lambda x: (x - x).sum())(written())
+    place = f"test_eager.py:{written.__code__.co_firstlineno}"
+    assert found.harms == [f"{what} was put in as a number, at {place}"]
+    assert not any("which was reported" in line for line in found.lines())
+
+
+def test_what_a_mapped_function_made_infinite_is_told_in_its_line_once_a_step_takes_it(found):
+    x = jax.vmap(lambda x: 1 / (x - x))(jnp.ones(3))
+    jax.jit(lambda x: (x - x).sum())(x)
+    assert [event.operation.name for event in found.bad()] == ["divide"]
+
+
+def test_a_number_that_goes_to_a_log_is_read(found):
+    log = logging.getLogger("losses")
+    log.setLevel("INFO")
+    step = jax.jit(lambda x: x * 2)
+    loss = jnp.log(-step(jnp.float32(1)))
+    log.info("loss %.3f", loss)
+    step(jnp.float32(1))
+    assert [event.operation.name for event in found.bad()] == ["log"]
 
 
 def test_a_best_value_that_begins_infinite_is_no_bad_number():
