@@ -23,7 +23,7 @@ from anynan._steps.record import program
 from anynan._steps.tracked import Handle, Tracked, inside
 from anynan.errors import reason
 from anynan.events import Event
-from anynan.options import Options
+from anynan.options import Options, environment
 
 
 class Found:
@@ -278,7 +278,7 @@ def watch_everything(options: Options, found: Found) -> Callable[[], None]:
         except Exception as error:  # noqa: BLE001  the program goes on unwatched
             found.fail(name, error)
 
-    for name in ADAPTERS:
+    for name in ADAPTERS if environment() != "off" else ():
         if os.path.isfile(os.path.join(folder, name, "watchall.py")):
             waiting = when_imported(name, partial(begin, name))
             undo.insert(0, waiting)

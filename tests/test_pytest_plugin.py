@@ -119,6 +119,13 @@ def test_it_is_off_unless_asked_for(folder: Path) -> None:
     assert "_call_impl" not in said
 
 
+@pytest.mark.tier(2)
+def test_the_environment_turns_it_off(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANYNAN", "off")
+    failed, _ = run(folder, "--anynan", "-k", "nobody_looks")
+    assert failed == set()
+
+
 def test_a_test_fails_with_the_report(folder: Path) -> None:
     failed, said = run(folder, "--anynan")
     assert failed == ASKED

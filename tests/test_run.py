@@ -59,6 +59,26 @@ def test_the_program_sees_what_python_shows_it(words: tuple[str, ...], folder: P
     assert (watched.returncode, watched.stderr) == (0, f"{NOTHING}\n")
 
 
+def test_the_environment_goes_before_the_options(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "p.py").write_text(
+        "import numpy as np, torch\nx = torch.ones(2, requires_grad=True)\n"
+        "(x / 0).sum().backward()\nnp.log(np.zeros(1))\nprint('done')\n"
+    )
+    ends = {}
+    for word in ("off", "record", "foo"):
+        monkeypatch.setenv("ANYNAN", word)
+        ends[word] = python("-m", "anynan", "run", "--fail", "p.py", cwd=tmp_path)
+    assert (ends["off"].returncode, ends["off"].stdout) == (0, "done\n")
+    assert "anynan" not in ends["off"].stderr
+    assert ends["record"].returncode == 1
+    assert "AnynanWarning" not in ends["record"].stderr
+    assert "  op      divide" in ends["record"].stderr  # told at the end instead
+    assert (ends["foo"].returncode, ends["foo"].stdout) == (2, "")
+    assert "ANYNAN='foo' in the environment is unknown" in ends["foo"].stderr
+
+
 @pytest.mark.parametrize("end", first(2, ENDS))
 def test_the_exit_status_and_the_traceback_are_the_programs(end: str, tmp_path: Path) -> None:
     (tmp_path / "p.py").write_text(f"import sys\ndef f():\n    {end or 'pass'}\nf()\n")

@@ -22,7 +22,7 @@ from anynan._reports.logs import listeners
 from anynan._reports.report import render, render_markdown
 from anynan._runs.run import Run
 from anynan._steps.record import numpy_met
-from anynan.options import ACTIONS, LEVELS, Options
+from anynan.options import ACTIONS, LEVELS, Options, environment
 
 GIVE, ITS_OWN = "a script, or -m and a module", "its arguments"  # what a message calls them
 FORMS = ("", ".txt", ".log", ".md", ".jsonl", ".html")
@@ -74,11 +74,14 @@ def run(chosen: argparse.Namespace) -> int:
         Its own exit status; 1 where that is 0, something was bad and this was asked for.
     """
     try:
+        chosen.action = _action(chosen.action)
         if chosen.report:
             _refuse_report(chosen.report)
         begin = program.load(chosen.program, chosen.arguments, module=chosen.module)
     except program.Missing as error:
         return refuse("run", str(error))
+    if chosen.action == "off":
+        return program.run(begin)[0]
     arrays: Any = importlib.import_module("anynan.arrays.program")
     found, own, errors = Found(), Own(), arrays.listen()
     listeners.append(own.hear)
@@ -108,6 +111,18 @@ def run(chosen: argparse.Namespace) -> int:
         _write(chosen.report, lines, found, ending)
     fails = chosen.fail or chosen.action == "raise"
     return BAD if ending.harmed and fails and not status else status
+
+
+def _action(given: str) -> str:
+    """Give the action that holds: ``ANYNAN`` goes before the options.
+
+    Raises:
+        Missing: If it is an unknown word.
+    """
+    try:
+        return environment() or given
+    except ValueError as error:
+        raise program.Missing(str(error)) from None
 
 
 def _given(chosen: argparse.Namespace) -> list[str]:
