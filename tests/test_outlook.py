@@ -317,3 +317,12 @@ def test_updates_are_kept_in_a_file(tmp_path: Path) -> None:
     read = anynan.load(tmp_path / "run.jsonl").history.updates()
     assert len(read) == 3
     assert read == tracker.history.updates() == of(inside(tracker)).history.updates()
+
+
+def test_a_step_of_which_only_the_arguments_were_read_gets_no_all_clear() -> None:
+    tracker = anynan.track(lambda x: None)
+    tracker(np.ones(3))
+    assert "nothing bad was read in 1 step" in tracker.report()
+    tracker = anynan.track(lambda x: x + 1)
+    tracker(np.ones(3))
+    assert "nothing went bad in 1 step" in tracker.report()

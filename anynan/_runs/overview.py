@@ -192,7 +192,8 @@ def _verdict(run: Record, best: "dict[str, Reading]") -> str:
     bad, count = run.counts["bad"], max(run.step, max(last) + 1)
     suspects = [e for e in run.events if e.severity == "suspect" and not e.expected and _tells(e)]
     readings = len(run.history.last())
-    text = f"{group(bad)} bad" if bad else READ if run.harms or not readings else CLEAN
+    given = all(reading.phase == "input" for reading in run.history.last())  # nothing it made
+    text = f"{group(bad)} bad" if bad else READ if run.harms or given else CLEAN
     if suspects and not bad:  # no all-clear
         text = f"0 bad, {len(suspects)} suspect"
     text += (
