@@ -99,6 +99,24 @@ def test_the_same_fault_is_told_once_and_then_in_a_line_with_a_count() -> None:
     assert "; 120 times" in tracker.report()
 
 
+def test_a_line_names_its_own_step_and_counts_as_the_user_does() -> None:
+    torch = pytest.importorskip("torch")
+    model = torch.nn.Linear(2, 1)
+    advanced = anynan.Advanced(replay=False)  # so that no event has an operation
+    tracker = anynan.torch.track(model, action="warn", advanced=advanced)
+
+    def iteration() -> None:
+        with torch.no_grad():
+            model(torch.ones(1, 2))
+        (model(torch.ones(1, 2)) / 0).sum().backward()
+        model.zero_grad()
+
+    _, second, *_ = (str(w.message) for w in caught(iteration, 3))
+    tracker.remove()
+    assert "in the loss of iteration 1 (call 3)" in second
+    assert second.endswith("; 2 times since iteration 0 (call 1)")
+
+
 def test_another_fault_is_told_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record, "_told", [None, None])  # another test's model had the same one
     model = Model(Layer("first", LOG), Layer("second", ("reciprocal",)))

@@ -211,7 +211,7 @@ def _expected_headline(event: Event) -> str:
     return f"Expected: {what} {_place(event)}"
 
 
-def _when(event: Event) -> str:
+def when_of(event: Event) -> str:
     """Name the step as the user counts: calls without gradients are no iterations."""
     if event.training_step is None:
         return f"step {event.step}"
@@ -225,11 +225,11 @@ def _place(event: Event) -> str:
         place = f"in `{name}`" if (name := _function(event)) else ""
         if event.phase == "loss":
             if not place and _is_loss(event):
-                return f"in the loss of {_when(event)}"
+                return f"in the loss of {when_of(event)}"
             place = f"{place}, outside every layer" if place else "outside every layer"
         if place:
-            return f"{place}, at {_when(event)}" if event.step else place
-    return f"in {_PLACES[event.phase]} of {_when(event)}"
+            return f"{place}, at {when_of(event)}" if event.step else place
+    return f"in {_PLACES[event.phase]} of {when_of(event)}"
 
 
 def _outside(event: Event) -> bool:
@@ -276,7 +276,7 @@ def _what(event: Event) -> str:
 
 def _headline(event: Event) -> str:
     kind = _KINDS.get(event.kind)
-    when = _when(event)
+    when = when_of(event)
     if kind is None:
         what = _what(event)
         what = what[0].upper() + what[1:]

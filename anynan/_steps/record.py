@@ -12,7 +12,7 @@ from anynan._base.notices import warn
 from anynan._diagnosis.investigation import place
 from anynan._readings.step import Step
 from anynan._reports.logs import log
-from anynan._reports.report import render, render_line
+from anynan._reports.report import render, render_line, when_of
 from anynan._steps.messages import MAY_FOLLOW
 from anynan._steps.subject import Subject
 from anynan.events import Event
@@ -132,7 +132,7 @@ class Record:
                 return event
             self.counts[event.severity] += 1
             self.replace(first[0], replace(first[0], times=first[0].times + 1))
-        log(event if operation is not None else first[0], again=True)
+        log(_again(event, first[0]), again=True)
         return first[0]
 
     # In words.
@@ -169,9 +169,8 @@ class Record:
             text = render_line(event, which=True) if again or times > 1 else self.text(event)
             warn(f"{text}\n\n  {note}" if note else text)
         elif note or _is_told(times, 1 if may_follow(event) else REPORTED):
-            named = event if event.operation is not None else replace(first, times=1)
-            line = render_line(named, which=self._subject.among_others)
-            warn(f"{line}; {times} times since step {first.step}{note and '; '}{note}")
+            line = render_line(_again(event, first), which=self._subject.among_others)
+            warn(f"{line}; {times} times since {when_of(first)}{note and '; '}{note}")
 
     def _told_by_another(self, event: Event) -> bool:
         """Tell whether another model was told of the same fault just now, as of a loss of both."""
@@ -182,6 +181,13 @@ class Record:
         if other is None or other is self._subject or other.watched_by is None:
             return False
         return fault is not None and fault == before
+
+
+def _again(event: Event, first: Event) -> Event:
+    """Return what a line about the same fault shows: where it was named, and this step."""
+    if event.operation is not None:
+        return event
+    return replace(first, times=1, step=event.step, training_step=event.training_step)
 
 
 def may_follow(event: Event) -> bool:
