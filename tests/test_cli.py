@@ -249,6 +249,24 @@ def test_a_wrong_word_is_answered_with_the_nearest_and_the_usage_of_its_command(
     assert said in shown
 
 
+def test_a_value_of_another_option_is_not_offered(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["run", "--action", "stop", "x.py"])  # --level has "step"
+    assert "did you mean" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["run", "scan", "replay", "compare", "stress", "doctor"])
+def test_help_fits_the_terminal(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        cli.main([command, "--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert any(line.startswith(("example: ", "exit status: ")) for line in lines)
+
+
 def test_nan_in_one_of_two_files_is_told_as_that(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

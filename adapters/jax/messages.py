@@ -53,6 +53,6 @@ COMPILED_AHEAD = Message(
 )
 EAGER_CALLS = Message(
     "eager-calls",
-    "jax.numpy calls outside of jit and grad, but for what is read or given to a step: "
+    "jax.numpy calls outside of jit and grad whose results no step took and nothing read: "
     "anynan.jax.track(the function around them)",
 )

@@ -55,12 +55,20 @@ def demos() -> list[str]:
     ]  # fmt: skip
 
 
+class _Lines(argparse.HelpFormatter):
+    """Wrap each line of a description and an epilogue by itself."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        fill = super()._fill_text
+        return "\n".join(fill(line, width, indent) for line in text.split("\n"))
+
+
 class _Parser(argparse.ArgumentParser):
     """Say what was probably meant, and refuse an unknown option where it was given."""
 
     def __init__(self, **given: Any) -> None:
         """Print a command's examples and statuses line by line, as they are written."""
-        given.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        given.setdefault("formatter_class", _Lines)
         super().__init__(**given)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
@@ -80,6 +88,8 @@ class _Parser(argparse.ArgumentParser):
             known = [
                 x for a in self._actions for x in (*a.option_strings, *map(str, a.choices or ()))
             ]
+            # The values of another option are no answer.
+            known = [x for x in known if x.startswith("-") or x in message]
             near = difflib.get_close_matches(word, known, n=1)
             message += f"; did you mean {near[0]}?" if near else ""
         for action in self._actions:  # what is left over is not missing

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+from IPython.core.error import UsageError
+
 from anynan._base.tracebacks import shorten
 from anynan._everywhere import Found, watch_everything
 from anynan.errors import AnomalyError
@@ -48,12 +50,15 @@ class Extension:
         elif words == ["off"]:
             self._stop()
         elif words:
-            print(f"anynan: {line!r} is unknown: say on, off, or nothing")  # noqa: T201
+            print(f"anynan: {line!r} is unknown: say on, on warn, off, or nothing")  # noqa: T201
         else:
             self._tell()
 
     def _start(self, action: str = "raise") -> None:
-        options = Options(action=action)  # type: ignore[arg-type]
+        try:
+            options = Options(action=action)  # type: ignore[arg-type]
+        except ValueError as error:
+            raise UsageError(str(error)) from None  # shown as one line, without anynan's frames
         if self._end is not None:
             self._end()
         self._found = Found()

@@ -76,10 +76,8 @@ class Suspects:
         """Say how large a reading is, and beyond which limit."""
         site, policy = reading.site, self._subject.options.policy.at(reading.layer)
         limit = policy.limit(site.layer, site.dtype_max)
-        text = f"{magnitude(reading.absmax or 0.0)} is beyond {magnitude(limit)}"
-        return (
-            f"{text}, large=" if limit == policy.large else f"{text}, headroom={policy.headroom:g}"
-        )
+        option = "large" if limit == policy.large else f"headroom={policy.headroom:g}"
+        return f"{magnitude(reading.absmax or 0.0)} is beyond {magnitude(limit)} ({option})"
 
     def _measured(self, value: Any) -> Summary | None:
         try:

@@ -137,7 +137,7 @@ def test_an_explosion_is_told_before_the_first_nan_with_how_far_since_when_and_w
     assert first.cause.tag == "exploding_gradient"
     assert f"times the median of the {first.step} updates before" in first.cause.evidence
     assert "; largest in " in first.cause.evidence
-    assert "is usual; size " in first.cause.evidence
+    assert "is usual; norm " in first.cause.evidence
     assert first.cause.evidence.endswith(f" at step {first.step}"), "steps are the training's"
 
 

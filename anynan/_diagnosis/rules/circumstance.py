@@ -335,7 +335,7 @@ def _scale_too_high(s: Situation) -> str | None:
 
 def _exploding(s: Situation) -> str | None:
     if s.kind == "spike":
-        return _jump(s) or told(s.growth) or seen(s.summary)
+        return _jump(s) or told(s.growth, "norm") or seen(s.summary)
     return _climb(s)
 
 
@@ -351,7 +351,7 @@ def _jump(s: Situation) -> str:
         layer, norm, usual = found.largest
         before = "" if usual is None else f", where {magnitude(usual)} is usual"
         text += f"; largest in {layer or 'the model itself'}: {magnitude(norm)}{before}"
-    return f"{text}; {told(found.growth)}"
+    return f"{text}; {told(found.growth, 'norm')}"
 
 
 def _climb(s: Situation) -> str | None:
@@ -383,11 +383,11 @@ def _vanishing(s: Situation) -> str | None:
         return None
     found = s.finding
     if found is None:
-        return told(s.growth) or seen(s.summary)
+        return told(s.growth, "norm") or seen(s.summary)
     text = f"the norm is {magnitude(found.norm)}"
     if found.layer:
         text += f", of {magnitude(found.total)} over all weights"
-    return f"{text}; {told(found.growth)}" if len(found.growth) > 1 else text
+    return f"{text}; {told(found.growth, 'norm')}" if len(found.growth) > 1 else text
 
 
 # Before every rule of an operation: what came in bad is nobody's arithmetic.

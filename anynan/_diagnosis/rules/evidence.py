@@ -221,7 +221,7 @@ def rising(growth: tuple[tuple[int, float], ...], limit: float = math.inf) -> bo
     return math.isinf(limit) or math.log10(limit / c) <= reach
 
 
-def told(growth: tuple[tuple[int, float], ...]) -> str:
+def told(growth: tuple[tuple[int, float], ...], what: str = "size") -> str:
     """Print a growth curve: ``size 0.9 at step 396, 3.1, 48, 7,200 at step 399``."""
     points = curve(growth)
     if not points:
@@ -235,7 +235,7 @@ def told(growth: tuple[tuple[int, float], ...]) -> str:
         f"{magnitude(value)} at step {step}" if i in (0, len(points) - 1) else magnitude(value)
         for i, (step, value) in enumerate(points)
     ]
-    return f"size {', '.join(shown)}"
+    return f"{what} {', '.join(shown)}"
 
 
 # A small constant in the user's own line (1e-8, 1.0e-12, 10**-8) that may have rounded away.
