@@ -7,12 +7,17 @@ if TYPE_CHECKING:
 
 
 def reason(error: BaseException) -> str:
-    """Name an exception and what it says in one line, also one that cannot say it."""
+    """Name an exception and what it says in one line, also one that cannot say it.
+
+    Of a long text, what it ends with counts, too: TensorFlow puts there what code that a graph
+    calls raised.
+    """
     try:
         text = " ".join(str(error).split())
     except Exception:  # noqa: BLE001  a program's own exception may do anything
         text = ""
-    return f"{type(error).__name__} {text[:400]}".rstrip()
+    short = text if len(text) <= 400 else f"{text[:200]} ... {text[-200:]}"
+    return f"{type(error).__name__} {short}".rstrip()
 
 
 class AnomalyError(FloatingPointError):

@@ -357,6 +357,7 @@ DYING = {
     "int(np.array([np.nan])[0])": "ValueError",
     "assert np.isfinite(np.inf)": "AssertionError",
     "raise RuntimeError('the loss is not finite')": "RuntimeError",
+    "raise RuntimeError('at node\\n' * 99 + 'ValueError: not finite')": "RuntimeError",
     "sys.exit('Loss is nan, stopping')": "SystemExit",
     "np.seterr(all='raise'); np.log(np.zeros(1))": "FloatingPointError",
 }
