@@ -229,6 +229,23 @@ def test_a_metric_that_is_bad_by_itself_is_said_once():
     assert len([x for x in warned if x.category is anynan.AnynanWarning]) == 1
 
 
+@pytest.mark.filterwarnings("ignore:__array__ implementation")  # Keras's own, of its variables
+def test_run_says_a_metric_that_is_bad_by_itself_in_a_note_alone():
+    def ratio(y, p):
+        return keras.ops.sum(p) / keras.ops.sum(y * 0)
+
+    found = Found()
+    end = watch_everything(Options(action="record"), found)
+    try:
+        model = keras.Sequential([keras.layers.Dense(1)])
+        model.compile("sgd", "mse", metrics=[ratio])
+        model.fit(*data(), verbose=0)
+    finally:
+        end()
+    assert not found.bad()
+    assert [text for text in found.lines() if "[metric-bad]" in text]
+
+
 @pytest.mark.parametrize("what", ["fit", "evaluate"])
 def test_fault_inside_the_loss(what):
     def loss(y, found):

@@ -12,6 +12,7 @@ import torch
 
 from anynan._arrays.containers import shown
 from anynan._base import tracebacks
+from anynan._base.messages import slug_of
 from anynan._base.sources import is_library, user_source
 from anynan._base.summary import Summary
 from anynan._diagnosis.evidence import BadParameter, ReplayError
@@ -23,6 +24,7 @@ from anynan._readings.readings import Reading
 from anynan._readings.step import Step
 from anynan._steps.adapter import BaseAdapter
 from anynan._steps.failures import names_bad
+from anynan._steps.messages import METRIC_BAD
 from anynan._steps.tracked import Tracked
 from anynan.options import Options
 from anynan.torch.call import noted
@@ -255,6 +257,8 @@ class Watch:
             x = None if error is None else _named_by(error, notes.refused)
             if x is not None:
                 self._suspect = self._look(notes, x)
+            elif any(slug_of(n) == METRIC_BAD.slug for t in self._found.living() for n in t.notes):
+                self._suspect = None  # a trainer read that
             if self._suspect is not None:
                 self.program().settle(*self._suspect)
         self._suspect = None
