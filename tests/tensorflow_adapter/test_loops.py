@@ -194,6 +194,16 @@ PROGRAMS = {
         for i in range(2):
             test(tf.ones((2, 3)))
         """,
+    "read": """
+        import tensorflow as tf
+        w = tf.Variable([[1.0], [2.0]])
+        for i in range(2):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((tf.ones((4, 2)) @ w) ** 2)
+            w.assign_sub(0.01 * tape.gradient(loss, w))
+        test = tf.math.log(-1.0 - loss)  # here
+        print(f"test {test:.3f}")
+        """,
     "clean": """
         import tensorflow as tf, keras
         net, optimizer = keras.Sequential([keras.layers.Dense(1)]), keras.optimizers.SGD(0.01)
@@ -206,6 +216,7 @@ PROGRAMS = {
                 loss = tf.reduce_mean(net(tf.ones((2, 3))) ** 2)
             weights = net.trainable_variables
             optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+            print(tf.constant([0.0, 1.0]) / [0.0, 1.0], float(loss), tf.math.is_nan(loss))
         """,
     "unread": """
         import tensorflow as tf, keras, numpy as np

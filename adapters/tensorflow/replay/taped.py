@@ -184,20 +184,25 @@ Noted = Note | Call
 
 
 class Record:
-    """Note what runs outside of graphs in this thread, while it is on."""
+    """Note what runs outside of graphs in this thread.
+
+    Attributes:
+        notes: What ran.
+        on: Whether it is noted now.
+    """
 
     def __init__(self) -> None:
         self.notes: list[Noted] = []
         self._inside: list[tuple[Any, int]] = []
         self._calls: dict[int, int] = {}
-        self._on = True
+        self.on = True
 
     def note(
         self, kind: Any, inputs: Any, attributes: Any, outputs: Any, op_name: Any = None,
         graph: Any = None,
     ) -> None:  # fmt: skip
         """Note an operation that has run, as TensorFlow tells of it."""
-        if graph is not None or not self._on:
+        if graph is not None or not self.on:
             return
         kind = kind.decode() if isinstance(kind, bytes) else kind
         layer = self._inside[-1] if self._inside else None
@@ -209,7 +214,7 @@ class Record:
         self, run: Callable[[], Any], kind: type[Call], fn: Any, args: Any, kwargs: Any
     ) -> Any:
         """Run a call of a function, and note it as a whole."""
-        if not self._on:
+        if not self.on:
             return run()
         with self.off():
             out = run()
@@ -220,11 +225,11 @@ class Record:
     @contextmanager
     def off(self) -> Iterator[None]:
         """Note nothing meanwhile."""
-        before, self._on = self._on, False
+        before, self.on = self.on, False
         try:
             yield
         finally:
-            self._on = before
+            self.on = before
 
     @contextmanager
     def inside(self, layer: Any) -> Iterator[None]:
@@ -256,7 +261,7 @@ class Trail(Record):
             self._size += (x.shape.num_elements() or 0) * x.dtype.size
         if count > _MANY or self._size > _LARGE:
             self.notes.clear()
-            self._on = False
+            self.on = False
 
     @contextmanager
     def inside(self, layer: Any) -> Iterator[None]:

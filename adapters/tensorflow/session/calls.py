@@ -13,6 +13,7 @@ from anynan._steps.messages import INSIDE_LOOP
 from anynan.tensorflow.messages import JACOBIAN, NESTED_GRADIENT, STALE_GRAPH
 from anynan.tensorflow.read import readings
 from anynan.tensorflow.read.frames import Frame, here, is_loop, named_arguments, tensors
+from anynan.tensorflow.read.probes import is_float
 from anynan.tensorflow.replay import taped
 from anynan.tensorflow.replay.steps import Held, Part, Step
 from anynan.tensorflow.replay.taped import Differentiated
@@ -208,6 +209,15 @@ class Calls(Part):
         with taped.off():
             return run(*args, **kwargs)
 
+    def read(self, run: Callable[[], Any], x: Any) -> Any:
+        """Read what the program reads of what followed: of many, some may be bad on purpose."""
+        out, record = run(), taped.running()
+        if record is None or not record.on or not is_float(x) or here() is not None:
+            return out
+        if not np.isfinite(out).any() and self._trails():
+            self._trailed(x)
+        return out
+
     def _trailed(self, values: Any) -> None:
         """Judge what followed a call of a model, where a metric takes something bad."""
         record = taped.running()
@@ -221,6 +231,8 @@ class Calls(Part):
             frame, rows = _told(frame)
             if frame.points:
                 taped.end()
+                if self._state.open:  # what a gradient began, and an update by hand went on with
+                    self._steps.end()
                 again = Differentiated(notes, frame.tensors, frame=frame)
                 self._steps.follow(Step(None, (), {}, taped=again))
                 self._steps.judge(self._steps.places(frame.points), rows, frame.tensors)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.framework.ops import EagerTensor
 from tensorflow.python.ops import custom_gradient
 
 from anynan._base.patches import Patches, owner_of, through
@@ -96,6 +97,8 @@ class Seams:
         self._change(tf.GradientTape, "__exit__", _exit)
         self._change(FUNCTION, "__call__", _function_call)
         self._patches.change(custom_gradient, "_eager_mode_decorator", _custom)
+        read = through(self._free, "calls.read")
+        self._patches.change(owner_of(EagerTensor, "_numpy"), "_numpy", read)
 
     def install_weights(self, weights: list[Any]) -> None:
         """Change how a program updates weights by itself."""
