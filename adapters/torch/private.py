@@ -247,6 +247,8 @@ _transform = torch._C._functorch.peek_interpreter_stack
 _Transform = torch._C._functorch.CInterpreter
 is_transformed = torch._C._functorch.is_functorch_wrapped_tensor
 """Tell whether a tensor stands for many, as inside ``vmap``."""
+is_batch = torch._C._functorch.is_legacy_batchedtensor
+"""Tell whether a gradient stands for many, as ``is_grads_batched=True`` asks for."""
 within = torch._C._functorch.get_unwrapped
 """Give what a function transform has wrapped."""
 current_mode = _get_current_dispatch_mode

@@ -80,6 +80,7 @@ def watch_all(options: Options, found: Found) -> Callable[[], None]:
     for holder, names in TRANSFORMS:
         for name in names:
             patches.change(holder, name, noted.transforming)
+    patches.change(torch.utils, "swap_tensors", noted.swapping)
     apply = vars(torch.autograd.Function)["apply"]  # of one kind up to PyTorch 2.13, then another
     patches.put(torch.autograd.Function, "apply", classmethod(noted.applying(apply)))
 

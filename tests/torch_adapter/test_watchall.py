@@ -357,3 +357,48 @@ def test_two_wrappers_of_one_part_that_live_on_are_two_models(found: Found) -> N
         train(first, steps=1)
         train(second, steps=1)
     assert models(found) == [first, second]
+
+
+def test_a_gradient_that_stands_for_many_is_left_alone(found):
+    model, x = net(), torch.ones(4)
+    jacobian = torch.autograd.functional.jacobian
+    both = [jacobian(model, x, vectorize=vectorize) for vectorize in (True, False)]
+    torch.testing.assert_close(*both)
+    model(torch.ones(2, 4)).sum().backward()
+    assert not found.events and not found.notes
+
+
+@pytest.mark.parametrize("tracked", [False, True])
+def test_weights_that_were_noted_can_change_places(found, tracked):
+    torch.compile(torch.neg, backend="eager")(torch.ones(1))  # the compiler is there from here on
+    model = net()
+    if tracked:
+        anynan.torch.track(model)
+    model(torch.ones(1, 4)).sum().backward()
+    model.zero_grad()
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        model.double().load_state_dict({k: v.clone() for k, v in model.state_dict().items()})
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+    assert model(torch.ones(1, 4).double()).dtype is torch.float64
+
+
+def test_a_view_that_a_write_has_spoiled_stops_no_call():
+    class View(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.view_as(x)
+
+    base = torch.ones(2, requires_grad=True) * 2
+    spoiled = View.apply(base)
+    with torch.no_grad():
+        base.add_(1)
+
+    model = net()
+
+    @anynan.torch.track
+    def step(x):
+        return model(x) if x.sum() else x + spoiled
+
+    assert step(torch.ones(1, 4)).shape == (1, 4)

@@ -879,6 +879,19 @@ def quietly(real: Callable[..., Any]) -> Callable[..., Any]:
     return called
 
 
+def swapping(swap: Callable[..., Any]) -> Callable[..., Any]:
+    """Let go of tensors that are to change places: PyTorch refuses what is referred to weakly."""
+
+    @functools.wraps(swap)
+    def swapped(*given: Any) -> Any:
+        notes = _here.notes
+        if notes is not None:
+            notes.forget()
+        return swap(*given)
+
+    return swapped
+
+
 @contextmanager
 def apart() -> Iterator[None]:
     """Note nothing inside, whatever updates."""

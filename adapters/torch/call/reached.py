@@ -210,7 +210,10 @@ def _is_small(x: torch.Tensor) -> bool:
 
 def _is_weight(x: Any) -> bool:
     """Tell whether it is a small weight in no module, which a step may update by hand."""
-    return isinstance(x, torch.Tensor) and x.requires_grad and x.is_leaf and _is_small(x)
+    try:
+        return isinstance(x, torch.Tensor) and x.requires_grad and x.is_leaf and _is_small(x)
+    except RuntimeError:  # a view that a write has spoiled says nothing of its graph
+        return False
 
 
 def _refill(x: Any, content: torch.Tensor) -> None:

@@ -66,8 +66,9 @@ class State:
         self.updated = False
         self.scales: list[Any] = []
         self.uses: dict[int, int] = {}
-        # One of the weights, and how often it had been written to as the step began.
-        self.weight: tuple[weakref.ref[Any], int] | None = None
+        # One of the weights, by its module and name, and how often it had been written to as the
+        # step began.
+        self.weight: tuple[weakref.ref[Any], str, int] | None = None
 
     @contextmanager
     def aside(self) -> Iterator[None]:

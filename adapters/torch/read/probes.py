@@ -17,6 +17,7 @@ from anynan._arrays.tally import Tally
 from anynan._base.summary import Summary
 from anynan.torch.private import (
     StorageWeakRef,
+    is_batch,
     is_transformed,
     level,
     raw_values,
@@ -59,6 +60,8 @@ def plain(x: Any) -> torch.Tensor | None:
         x = _unwrap(x)
         if x is None:
             return None
+    elif is_batch(x):
+        return None
     elif x.is_nested:
         x = x.values()
     if x.dtype not in NATIVE:
@@ -177,7 +180,7 @@ def ends_into(x: torch.Tensor, pair: tuple[torch.Tensor, torch.Tensor]) -> bool:
         if hidden:  # inside: Ctrl-C may come as it returns
             set_grad_enabled(False)
         _aminmax(x, out=pair)
-    except NotImplementedError:  # nested, of a strided layout: asking each time would cost more
+    except RuntimeError:  # nested, or one for many: asking each time would cost more
         return False
     finally:
         if hidden:

@@ -113,12 +113,22 @@ class ModelSession(Session):
             if module not in self._joined and self._over(state, path):
                 self.steps.close(state)
         if state.rows is None and is_compiler_loaded():
-            weights = (p for _, model in self.models.living() for p in model.parameters())
-            p = next((p for p in weights if not is_lazy(p)), None)
-            state.weight = None if p is None else (weakref.ref(p), version(p))
+            state.weight = self._one_weight()
         self.start_root(state, module, None if self.reaching else path, args, kwargs)
         if state.operations is not None:
             state.operations.begin()
+
+    def _one_weight(self) -> "tuple[weakref.ref[Any], str, int] | None":
+        """Give a weight's module, its name there, and how often it was written to.
+
+        A weak reference to the weight itself would keep PyTorch from swapping it.
+        """
+        modules = (module for _, model in self.models.living() for module in model.modules())
+        for module in modules:
+            for name, p in module._parameters.items():
+                if p is not None and not is_lazy(p):
+                    return weakref.ref(module), name, version(p)
+        return None
 
     def _over(self, state: State, path: str) -> bool:
         rows = state.rows
@@ -132,8 +142,9 @@ class ModelSession(Session):
         if rescaled(state.scales, self.optimizers.mine()):  # the update was skipped
             return True
         if whole and state.weight is not None:
-            p = state.weight[0]()
-            if p is not None and version(p) != state.weight[1]:
+            owner, name, writes = state.weight
+            p = getattr(owner(), "_parameters", {}).get(name)
+            if p is not None and version(p) != writes:
                 self.tracker.judge.updated(rows.number)
                 return True
         return not self.optimizers.exist()

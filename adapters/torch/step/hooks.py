@@ -14,7 +14,16 @@ from anynan.torch.call.rootcall import Alive, RootCall
 from anynan.torch.call.state import State
 from anynan.torch.graphs.compiler import run_outside
 from anynan.torch.graphs.fixed import Layer
-from anynan.torch.private import PROXY, hook_last, is_tracing, mode, own_hooks, task, version
+from anynan.torch.private import (
+    PROXY,
+    hook_last,
+    is_batch,
+    is_tracing,
+    mode,
+    own_hooks,
+    task,
+    version,
+)
 from anynan.torch.read.hooks import CallHook, Hook
 from anynan.torch.read.probes import DTYPE_MAX, DTYPE_NAME, measure, nonfinite, plain
 from anynan.torch.read.tensors import tensors
@@ -130,7 +139,7 @@ class KeepGradHook(Hook):
     def __call__(self, grad: torch.Tensor | None) -> None:
         """Keep the gradient."""
         steps = self.steps()
-        if grad is None or steps is None:  # None where the loss does not use it
+        if grad is None or steps is None or is_batch(grad):  # None where the loss does not use it
             return
         self.root.keep_gradient(self.index, grad, steps.options.keep)
         if not (self.state.in_step or self.state.idle):

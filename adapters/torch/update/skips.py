@@ -46,6 +46,7 @@ class Seam:
             if "scale" in vars(kind):
                 self._patches.change(kind, "scale", self._noted)
         self._patches.change(torch.optim.Optimizer, "zero_grad", noted.quietly)
+        self._patches.change(torch.utils, "swap_tensors", noted.swapping)
         # Of a class that is defined later, and scales by itself.
         self._patches.change(torch.amp.GradScaler, FIRST_SCALE, self._noted)
 
