@@ -3,6 +3,9 @@
 ``anynan.check`` looks at any array; ``anynan.torch.track`` watches a model or a training
 step. Importing this package loads no framework: an adapter is loaded when it is first
 named.
+
+``anynan run -m pytest`` has it imported before pytest does, which warns of that but for a
+word: PYTEST_DONT_REWRITE.
 """
 
 import importlib

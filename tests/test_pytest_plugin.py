@@ -158,3 +158,10 @@ def test_it_imports_no_framework(tmp_path: Path) -> None:
     for words in ((), ("--anynan",)):
         failed, said = run(tmp_path, *words)
         assert (failed, "1 passed" in said) == (set(), True), said
+
+
+def test_pytest_runs_inside_where_warnings_are_errors(tmp_path: Path) -> None:
+    (tmp_path / "test_one.py").write_text("def test_one():\n    pass\n")
+    words = "-m", "anynan", "run", "-m", "pytest", *LOADED, "-W"
+    inside = python(*words, "error::pytest.PytestAssertRewriteWarning", cwd=tmp_path)
+    assert "1 passed" in inside.stdout, inside.stderr
