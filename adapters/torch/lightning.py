@@ -3,10 +3,12 @@
 import copy
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import chain
 from operator import attrgetter, itemgetter
 from typing import Any, Unpack
+
+import torch
 
 from anynan._base.context import replaying
 from anynan._base.patches import Patches
@@ -102,6 +104,7 @@ class Monitor(Monitored, _lightning.Callback):
         super().__init__(action, options)
         self.save, self.saved = save, ""
         self.evaluations: dict[str, Tracker] = {}
+        self._taken = _Taken()
 
     @property
     def events(self) -> tuple[Event, ...]:
@@ -158,7 +161,7 @@ class Monitor(Monitored, _lightning.Callback):
             tracker.resume()
         elif step is not None:
             action = "warn" if self.action in ("stop", "skip") else self.action
-            run = _batch(step, loop.batch_progress, trainer, module)
+            run = _batch(step, loop.batch_progress, trainer, module, self._taken)
             tracker = self.evaluations[name] = self._made(track, run, action)
             _put(tracker, loop, method, module, name)
 
@@ -173,8 +176,8 @@ class Monitor(Monitored, _lightning.Callback):
         elif trainer.state.fn == "fit":
             where = f"epoch {trainer.current_epoch}, {where}"
         tracker.where = where
-        if outputs is not None:
-            _session(tracker).read_loss(outputs)
+        if outputs is not None or self._taken.logged:
+            _session(tracker).read_loss(self._taken.with_output(outputs))
 
     def _evaluated(self, trainer: Any, word: str) -> None:
         """Watch the training again, if there is one."""
@@ -271,24 +274,78 @@ def _session(tracker: Tracker) -> FunctionSession:
     return session
 
 
-def _batch(run: Callable[..., Any], progress: Any, trainer: Any, module: Any) -> Callable[..., Any]:
-    """Make one batch a step that can be run again, in which nothing is counted or logged."""
+class _Taken(_lightning.Callback):
+    """Take what an evaluation's step logs and gives, which its loop does not return."""
+
+    def __init__(self) -> None:
+        self.logged: dict[str, Any] = {}
+        self._output: Any = None
+
+    def with_output(self, output: Any) -> Any:
+        """Give all of it, as a step would return it."""
+        return {**self.logged, "output": output} if self.logged else output
+
+    def _gave(self, _: Any, __: Any, outputs: Any, *rest: Any) -> None:
+        self._output = outputs
+
+    on_validation_batch_end: Any = _gave
+    on_test_batch_end: Any = _gave
+    on_predict_batch_end: Any = _gave
+
+    @contextmanager
+    def logging(self, module: Any, *, quietly: bool) -> Iterator[None]:
+        """Take what a module logs meanwhile.
+
+        Args:
+            module: The module.
+            quietly: Log nothing.
+        """
+        real, mine = module.log, vars(module).get("log")
+        self.logged = {}
+
+        def log(name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+            if not quietly:
+                real(name, value, *args, **kwargs)
+            if isinstance(value, torch.Tensor):
+                self.logged[name] = value
+
+        vars(module)["log"] = log  # log_dict calls it
+        try:
+            yield
+        finally:
+            self._output = None
+            del vars(module)["log"]
+            if mine is not None:
+                vars(module)["log"] = mine
+
+
+def _batch(
+    run: Callable[..., Any], progress: Any, trainer: Any, module: Any, taken: _Taken | None = None
+) -> Callable[..., Any]:
+    """Make one batch a step that can be run again, in which nothing is counted or logged.
+
+    Args:
+        run: The loop's method.
+        progress: What counts the batches.
+        trainer: The Trainer.
+        module: The module.
+        taken: Takes what the step of an evaluation gives.
+    """
 
     def batch(*args: Any, **kwargs: Any) -> Any:
         if not replaying():
-            return run(*args, **kwargs)
+            with nullcontext() if taken is None else taken.logging(module, quietly=False):
+                return run(*args, **kwargs)
         counted = copy.deepcopy(progress.state_dict())
-        callbacks, trainer.callbacks = trainer.callbacks, []
+        callbacks = trainer.callbacks
+        again = taken or _Taken()
         try:
-            vars(module).update(log=_nothing, log_dict=_nothing)
-            return run(*args, **kwargs)
+            trainer.callbacks = [] if taken is None else [taken]
+            with again.logging(module, quietly=True):
+                found = run(*args, **kwargs)
+                return found if taken is None else taken.with_output(taken._output)
         finally:
             progress.load_state_dict(counted)
             trainer.callbacks = callbacks
-            del module.log, module.log_dict
 
     return batch
-
-
-def _nothing(*_: Any, **__: Any) -> None:
-    """Log nothing."""

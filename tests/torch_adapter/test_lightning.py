@@ -310,3 +310,21 @@ def test_evaluations_alone_are_watched_too(word: str) -> None:
     assert monitor.events == (caught.value.event,)
     evaluate(Evaluated(""), loader)
     assert monitor.events == ()
+
+
+@pytest.mark.parametrize("log", ["self.log('loss', made)", "self.log_dict({'loss': made})"])
+def test_what_an_evaluation_only_logs_is_told_with_its_operation(log: str) -> None:
+    class Logged(Lit):
+        def validation_step(self, batch: list[torch.Tensor], index: int) -> None:
+            x = self.parts["head"](batch[0])
+            made = (x * 0).log().mean()  # noqa: F841
+            exec(log)
+
+    monitor = anynan.lightning.Monitor(action="record")
+    trainer, loader = evaluating(monitor)
+    module = Logged()
+    trainer.validate(module, loader, verbose=False)
+    (event,) = monitor.events
+    assert (event.operation.name, event.times) == ("log", 4)
+    assert trainer.callback_metrics["loss"] == -torch.inf
+    assert "log" not in vars(module)

@@ -128,7 +128,7 @@ class Note(NamedTuple):
         version: How often that had been written to; a list for an operation that wrote to many.
         grad: Whether that had a gradient.
         copy: What it wrote to, as it was before, where that is held.
-        memory: Which memory it wrote to, where it wrote to one tensor.
+        memory: Which memory it wrote to, where that may be another tensor's, too.
     """
 
     func: Any
@@ -358,7 +358,7 @@ class Notes(FunctionMode):
                 autocast = casts() if is_casting() else {}
                 note = (func, taken, named, versions, *_place(_getframe(2)), autocast, taken[0])
                 copy = [self._copy(item) for item in x] if many else self._copy(x)
-                memory = None if many else Memory.of(x)
+                memory = Memory.of(x) if type(x) is _Tensor else None  # a weight is no view
         except Exception:  # noqa: BLE001
             note = None
         out = func(*args, **kwargs)

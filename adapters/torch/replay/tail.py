@@ -264,11 +264,11 @@ class Tail:
             return None
         owner = self._owners.get(id(note.out))
         now = self._kept(note.out, note.version) if owner is None else owner()
-        if now is None or note.memory is None or not now.is_floating_point():
+        if now is None or not now.is_floating_point():
             return None
         watcher.busy = True
         now = now.detach()
-        if owner is not None:  # of a view's, what it is a view of
+        if owner is not None and note.memory is not None:  # of a view's, what it is a view of
             now = now.as_strided(*note.memory[1:])
         bad = nonfinite(now)
         stand = torch.nan_to_num(now, nan=1.0, posinf=1.0, neginf=-1.0)
