@@ -17,7 +17,7 @@ def reason(error: BaseException) -> str:
     except Exception:  # noqa: BLE001  a program's own exception may do anything
         text = ""
     short = text if len(text) <= 400 else f"{text[:200]} ... {text[-200:]}"
-    return f"{type(error).__name__} {short}".rstrip()
+    return f"{type(error).__name__}: {short}".removesuffix(": ")
 
 
 class AnomalyError(FloatingPointError):

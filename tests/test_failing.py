@@ -44,7 +44,7 @@ def test_a_record_that_fails_leaves_name_and_line(
     (event,) = tracker.events
     assert (event.operation.name, event.kind) == ("log", "nan")
     assert event.operation.source.text == "return np.log(x - 1.0)"
-    assert any("RuntimeError ours, not yours" in note for note in event.notes)
+    assert any("RuntimeError: ours, not yours" in note for note in event.notes)
 
 
 def test_a_look_that_fails_leaves_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +76,7 @@ def test_lineage_that_fails_costs_the_operation(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("anynan._diagnosis.investigation.trace", broken)
     event = toy_event(toy_model())
     assert (event.layer, event.phase, event.kind, event.operation) == ("a", "forward", "nan", None)
-    assert "RuntimeError ours, not yours" in event.notes[-1]
+    assert "RuntimeError: ours, not yours" in event.notes[-1]
 
 
 def test_a_rule_that_fails_costs_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +84,7 @@ def test_a_rule_that_fails_costs_the_cause(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(causes, "RULES", (rule,))
     event = toy_event(toy_model())
     assert event.operation is not None
-    assert "rule broken failed here (RuntimeError ours, not yours)" in event.cause.text
+    assert "rule broken failed here (RuntimeError: ours, not yours)" in event.cause.text
 
 
 def test_a_report_that_fails_still_raises_what_was_found(

@@ -132,7 +132,7 @@ def test_what_cannot_be_described_is_told() -> None:
     assert record.output is KNOWN
     assert [item.parents for item in record.operands] == [(3,), ()]
     assert record.expected == "meant"
-    assert told == [OPERATION_BLIND(what="the operands of log", error="OSError gone")]
+    assert told == [OPERATION_BLIND(what="the operands of log", error="OSError: gone")]
 
 
 def test_masked_rows_are_counted() -> None:

@@ -27,6 +27,7 @@ from anynan.errors import AnomalyError
 from anynan.jax.eager import ARRAYS, Call, Calls, bad, held
 from anynan.jax.messages import CHECKED_BY_PROGRAM, COMPILED_AHEAD, EAGER_CALLS, NAN_GIVEN, WENT_ON
 from anynan.jax.program import signature
+from anynan.jax.program.objects import refuse_cycles
 from anynan.jax.program.trace import eager as eager_now
 from anynan.jax.program.trace import staged, traced, tracing, under_way
 from anynan.jax.read import probes
@@ -375,7 +376,7 @@ class Watched:
         try:
             return tracker(*args, **kwargs)
         except Exception as error:
-            if ended(error) or any(map(_is_gone, tree_util.tree_leaves((args, kwargs)))):
+            if ended(error) or self._cannot_again(args, kwargs):
                 raise
             failed = error
         out = self._fn(*args, **kwargs)
@@ -436,6 +437,14 @@ class Watched:
         cast("Session", inside(tracker).judge.adapter).outside = outside
         return tracker
 
+    def _cannot_again(self, *given: Any) -> bool:
+        """Tell whether a call cannot be made once more: its arrays are given away."""
+        try:
+            refuse_cycles(given)
+        except ValueError:
+            return True
+        return any(map(_is_gone, tree_util.tree_leaves(given)))
+
     def _leave(self, error: Exception) -> None:
         """Watch it no longer, and say why."""
         self._alone = True
@@ -465,6 +474,12 @@ class Eager(Watched):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call it, and look at what it gives."""
         _goes_on(self._found, self._options)
+        try:
+            refuse_cycles((args, kwargs))
+        except ValueError as error:
+            if not self._alone:
+                self._leave(error)
+            return (self._slope or self._fn)(*args, **kwargs)
         given = tree_util.tree_leaves((args, kwargs))
         if self._alone or tracing() or traced(given) or staged():
             return (self._slope or self._fn)(*args, **kwargs)

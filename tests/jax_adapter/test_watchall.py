@@ -199,7 +199,7 @@ def test_what_cannot_be_watched_is_a_line(found, monkeypatch):
     monkeypatch.setattr(sys.modules["anynan.jax.watchall"], "start", start)
     assert jax.jit(jnp.negative)(1.0) == -1.0
     assert found.lines() == [
-        "  note      negative is not watched: RuntimeError no [layer-unwatched]"
+        "  note      negative is not watched: RuntimeError: no [layer-unwatched]"
     ]
 
 
@@ -576,3 +576,24 @@ def test_an_nnx_variable_that_two_results_share_stays_one(found):
     model, sgd = created()
     assert sgd.params["kernel"] is model.kernel
     assert any("one nnx variable in two places" in note for note in found.lines())
+
+
+def test_an_nnx_module_that_holds_itself_runs_unwatched(found):
+    class Ring(nnx.Module):
+        def __init__(self):
+            self.a, self.ref = nnx.Param(jnp.ones(())), nnx.data(self)
+
+    def doubled(model):
+        model.a[...] = model.a[...] * 2
+        return model.a[...]
+
+    def fails(model):
+        raise KeyError("mine")
+
+    how, model = {"graph": True, "graph_updates": True}, Ring()
+    step = nnx.jit(doubled, **how)
+    assert [step(model), step(model)] == [2.0, 4.0]
+    assert any("a Ring among its arguments holds itself" in note for note in found.lines())
+    with pytest.raises(KeyError, match="mine"):
+        nnx.jit(fails, **how)(model)
+    assert nnx.grad(lambda model: model.a[...] ** 2, **how)(model).a[...] == 8.0

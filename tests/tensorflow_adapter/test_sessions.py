@@ -126,7 +126,9 @@ def test_a_run_that_cannot_be_watched_is_as_it_is_and_that_is_said(
     monkeypatch.setattr(runs, "Part", refuses)
     out, found = ran([1.0])
     assert np.isfinite(out).all()
-    assert any("a run of a session: ValueError a graph of another kind" in x for x in found.lines())
+    assert any(
+        "a run of a session: ValueError: a graph of another kind" in x for x in found.lines()
+    )
 
 
 def test_graphs_that_are_gone_are_not_kept() -> None:

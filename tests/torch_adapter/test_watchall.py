@@ -224,7 +224,7 @@ def test_what_cannot_be_watched_is_a_line_and_no_exception(found: Found) -> None
     model(torch.ones(3, 4, device="meta"))
     model(torch.ones(3, 4, device="meta"))
     (line,) = found.lines()
-    assert "a Linear is not watched: ValueError weight is on the meta device" in line
+    assert "a Linear is not watched: ValueError: weight is on the meta device" in line
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")

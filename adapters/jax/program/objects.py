@@ -78,6 +78,32 @@ def refuse_shared(out: Any) -> None:
         raise ValueError(msg)
 
 
+def refuse_cycles(given: Any) -> None:
+    """Refuse nnx objects that hold themselves: JAX would walk them without end.
+
+    Raises:
+        ValueError: If one does.
+    """
+    kind = getattr(sys.modules.get("flax.nnx"), "Pytree", None)
+    if kind is None:
+        return
+    inside, done = set[int](), set[int]()
+
+    def walk(x: Any) -> None:
+        own = isinstance(x, kind)
+        if id(x) in done or not (own or isinstance(x, list | tuple | dict)):
+            return
+        if id(x) in inside:
+            msg = f"a {type(x).__name__} among its arguments holds itself"
+            raise ValueError(msg)
+        inside.add(id(x))
+        for part in vars(x).values() if own else x.values() if isinstance(x, dict) else x:
+            walk(part)
+        done.add(id(x))
+
+    walk(given)
+
+
 def objects_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Objects | None:
     """Take nnx objects out of a call's arguments, None if there are none."""
     nnx = sys.modules.get("flax.nnx")

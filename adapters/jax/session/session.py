@@ -22,6 +22,7 @@ from anynan.errors import AnomalyError, reason
 from anynan.jax.graphs.versions import context
 from anynan.jax.messages import LAYER_UNNAMED, OPERATION_OPAQUE, PROGRAM_UNWATCHED, SKIP_INSIDE
 from anynan.jax.program import signature
+from anynan.jax.program.objects import refuse_cycles
 from anynan.jax.program.program import Form, Program, Settings, form_of
 from anynan.jax.program.trace import (
     ShutError,
@@ -286,6 +287,7 @@ class Session(StepReader):
     def _form(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Form:
         """Take a call apart; what it raises the function itself raises again."""
         if self._static is None:
+            refuse_cycles((args, kwargs))
             with under_way():
                 self._static = signature.static_arguments(fn, args, kwargs)
         return form_of(fn, args, kwargs, self._static, plain=self.settings.plain)
