@@ -52,7 +52,7 @@ TRAINERS = (
     ("transformers.trainer", "train", "transformers"),
 )
 # A model that its function drops before the backward pass is still there for a replay.
-HELD = 16
+HELD, HELD_BYTES = 16, 2**26
 _LAYERS = "torch.nn.modules."
 # The files between the line that calls a module and the look at it.
 _BETWEEN = {__file__, call_code.co_filename}
@@ -250,7 +250,7 @@ class Finder:
             if heir is not None:
                 heir.take_over(module)
                 self._known.add(module)
-                self._held.append(module)
+                self._hold(module)
                 self._last = weakref.ref(module)
                 return
             last = self._last()
@@ -269,7 +269,7 @@ class Finder:
                 if session is not None and self._found.has(session.tracker):
                     session.tracker.remove()
             self._known.update(module.modules())
-            self._held.append(module)
+            self._hold(module)
             tracker = start(module, self._options)
             self._found.add(tracker, minor=bare)
             adapter: Any = inside(tracker).judge.adapter
@@ -285,6 +285,12 @@ class Finder:
             raise
         except Exception as error:  # noqa: BLE001  it is not watched then, and that is said
             self._found.fail(f"a {type(module).__name__}", error)
+
+    def _hold(self, module: torch.nn.Module) -> None:
+        """Hold a model for a while, in the memory that there is for all of them."""
+        self._held.append(module)
+        while sum(w.nbytes for each in self._held for w in each.parameters()) > HELD_BYTES:
+            self._held.popleft()
 
     def _again(self, module: torch.nn.Module) -> None:
         """Note which model runs; a part of one is called past it, as by a method that samples."""

@@ -1,6 +1,7 @@
 """Models that nobody named are found by their first call, and watched as if they had been."""
 
 import gc
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -250,6 +251,15 @@ def test_nothing_stays(found: Found) -> None:
     found.close()
     assert session_of(model) is None
     assert not any(module._forward_hooks for module in model.modules())
+
+
+@pytest.mark.usefixtures("found")
+def test_large_models_that_the_program_drops_free_their_memory_at_once() -> None:
+    model = nn.Linear(4096, 4097)
+    model(torch.ones(1, 4096))
+    gone = weakref.ref(model)
+    del model
+    assert gone() is None
 
 
 def test_models_that_are_gone_are_not_kept(found: Found) -> None:
