@@ -23,6 +23,7 @@ from torch.optim.optimizer import (
 
 from anynan._base.imports import when_imported
 from anynan._base.patches import Patches
+from anynan._base.tracebacks import variables
 from anynan._everywhere import Found
 from anynan._steps.tracked import inside
 from anynan.errors import AnomalyError
@@ -363,7 +364,7 @@ def _owner(layer: torch.nn.Module) -> torch.nn.Module | None:
     while frame is not None and frame.f_code.co_filename in _BETWEEN:
         frame = frame.f_back
     names = () if frame is None else frame.f_code.co_varnames[:1]
-    found = frame.f_locals.get(names[0]) if frame is not None and names else None
+    found = variables(frame).get(names[0]) if frame is not None and names else None
     if not isinstance(found, torch.nn.Module) or found is layer:
         return None
     return found if any(part is layer for part in found.modules()) else None

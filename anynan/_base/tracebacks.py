@@ -1,6 +1,9 @@
-"""Tracebacks that end where the user's code does."""
+"""Tracebacks that end where the user's code does, and what the functions in them hold."""
 
-from types import TracebackType
+import inspect
+import sys
+from types import FrameType, TracebackType
+from typing import Any
 
 from anynan._base.sources import is_library, is_own
 
@@ -47,6 +50,20 @@ def frames(error: BaseException) -> list[TracebackType]:
     while traceback is not None:
         found.append(traceback)
         traceback = traceback.tb_next
+    return found
+
+
+def variables(frame: FrameType) -> dict[str, Any]:
+    """Give what a running function holds by name, and keep none of it alive.
+
+    Before Python 3.13 a frame keeps the dict that it gives until its function ends, with what was
+    in it then. It is emptied unless somebody else holds it.
+    """
+    held = frame.f_locals
+    found = dict(held)
+    kept = sys.version_info < (3, 13) and frame.f_code.co_flags & inspect.CO_OPTIMIZED
+    if kept and sys.getrefcount(held) <= 3:  # the frame's, ours, and that of the question
+        held.clear()
     return found
 
 

@@ -198,15 +198,25 @@ class Pass:
     def noted(self) -> "Noted":
         """Give what had been noted."""
         before, notes, count, held_before, held = self._notes
-        made = [one for each in (*before, *notes[:count]) for one in _split(Note(*each))]
-        return Noted(made, {**held_before, **held})
+        old, new = (
+            [one for each in part for one in _split(Note(*each))]
+            for part in (before, notes[:count])
+        )
+        return Noted(old + new, {**held_before, **held}, len(old))
 
 
 class Noted(NamedTuple):
-    """Hold what was noted up to a moment: operations in order, and values that are held."""
+    """Hold what was noted up to a moment.
+
+    Attributes:
+        operations: In order.
+        held: Values that are held.
+        since: The first operation since the backward pass before.
+    """
 
     operations: list[Note]
     held: dict[int, "Held"]
+    since: int
 
 
 class Notes(FunctionMode):

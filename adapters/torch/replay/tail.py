@@ -147,13 +147,17 @@ class Tail:
                     owners[id(note.out)] = owner
                     self._beside.setdefault(id(owner), []).append(i)
         for k, (ref, version) in enumerate(self.roots):
-            written = [self.before.operations[i] for i in self._beside.get(id(ref), ())]
-            # What found it bad already did not make it so.
-            while len(written) > 1 and written[-1].copy is not None and nonfinite(written[-1].copy):
+            written, operations = [*self._beside.get(id(ref), ())], self.before.operations
+            maker = self._maker(ref, version, len(operations))
+            if not written or (maker is not None and maker > written[-1]):
+                continue
+            # What found it bad already did not make it so; an older write was told before.
+            while len(written) > 1 and written[-2] >= self.before.since:
+                copy = operations[written[-1]].copy
+                if copy is None or not nonfinite(copy):
+                    break
                 del written[-1]
-            maker = self._maker(ref, version, len(self.before.operations))
-            if written and (maker is None or self._beside[id(ref)][-1] > maker):
-                self.roots[k] = written[-1].out, written[-1].version
+            self.roots[k] = operations[written[-1]].out, operations[written[-1]].version
 
     def _data(self, i: int, watcher: TailWatcher) -> torch.Tensor | None:
         """Give what stands for the ``data`` of a tensor that was written to since; None for others.

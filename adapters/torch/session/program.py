@@ -355,7 +355,7 @@ def names_of(tensors: list[torch.Tensor]) -> dict[int, str]:
         if len(found) == len(wanted):
             break
         if not is_library(frame.f_code.co_filename):
-            for scope in (frame.f_locals, frame.f_globals):
+            for scope in (tracebacks.variables(frame), frame.f_globals):
                 for name, value in list(scope.items()):
                     for path, item in _inside(name, value):
                         if id(item) in wanted:
