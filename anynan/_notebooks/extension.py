@@ -1,9 +1,8 @@
 """``%load_ext anynan``: the magics, and how anomalies are shown."""
 
+import sys
 from collections.abc import Callable
 from typing import Any
-
-from IPython.core.error import UsageError
 
 from anynan._base.tracebacks import shorten
 from anynan._everywhere import Found, watch_everything
@@ -58,7 +57,8 @@ class Extension:
         try:
             options = Options(action=action)  # type: ignore[arg-type]
         except ValueError as error:
-            raise UsageError(str(error)) from None  # shown as one line, without anynan's frames
+            refused = sys.modules["IPython.core.error"].UsageError  # the core imports no shell
+            raise refused(str(error)) from None  # shown as one line, without anynan's frames
         if self._end is not None:
             self._end()
         self._found = Found()
