@@ -4,7 +4,7 @@ import pytest
 
 from tests.benchmarks.hops import STEPS, walk
 
-ASKED = {"evidence", "memory", "bad_weights", "rank", "read"}
+ASKED = {"evidence", "memory", "bad_weights", "rank"}
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -34,7 +34,7 @@ from anynan.jax.read.probes import NAN
 # So many calls are held, and so many bytes of what they took and gave; a larger array is not kept
 # alive.
 CALLS, BYTES, LARGE = 4096, 1 << 26, 1 << 22
-# Of so many the program may ask for what came of them: it does so in every step.
+# A program may ask in every step whether its numbers are finite: so many calls are searched then.
 ASKED = 1024
 # What holds numbers, and is no tracer.
 ARRAYS = frozenset(array for array in jax.Array.__subclasses__() if "__float__" in vars(array))

@@ -62,7 +62,7 @@ def variables(frame: FrameType) -> dict[str, Any]:
     held = frame.f_locals
     found = dict(held)
     kept = sys.version_info < (3, 13) and frame.f_code.co_flags & inspect.CO_OPTIMIZED
-    if kept and sys.getrefcount(held) <= 3:  # the frame's, ours, and that of the question
+    if kept and sys.getrefcount(held) <= 3:  # the frame's, ours, the argument's
         held.clear()
     return found
 

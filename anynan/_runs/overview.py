@@ -191,14 +191,14 @@ def _verdict(run: Record, best: "dict[str, Reading]") -> str:
         return printed(f"anynan: {run.name}: nothing was read yet", LINE)
     bad, count = run.counts["bad"], max(run.step, max(last) + 1)
     suspects = [e for e in run.events if e.severity == "suspect" and not e.expected and _tells(e)]
-    readings = len(run.history.last())
-    given = all(reading.phase == "input" for reading in run.history.last())  # nothing it made
+    readings = run.history.last()
+    given = all(reading.phase == "input" for reading in readings)  # nothing it made
     text = f"{group(bad)} bad" if bad else READ if run.harms or given else CLEAN
     if suspects and not bad:  # no all-clear
         text = f"0 bad, {len(suspects)} suspect"
     text += (
         f" in {_steps(count, run.evaluated)}: {plural(len(run.layers), 'layer')}, "
-        f"{plural(readings, 'reading')} in the last step"
+        f"{plural(len(readings), 'reading')} in the last step"
     )
     # What was finite before it went bad says nothing of how a run ended.
     for layer, reading in [] if bad or run.harms else list(best.items())[:1]:

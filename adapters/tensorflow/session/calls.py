@@ -209,8 +209,8 @@ class Calls(Part):
         with taped.off():
             return run(*args, **kwargs)
 
-    def read(self, run: Callable[[], Any], x: Any) -> Any:
-        """Read what the program reads of what followed: of many, some may be bad on purpose."""
+    def taken_out(self, run: Callable[[], Any], x: Any) -> Any:
+        """Judge what the program takes out of what followed: many may be bad in part on purpose."""
         out, record = run(), taped.running()
         if record is None or not record.on or not is_float(x) or here() is not None:
             return out

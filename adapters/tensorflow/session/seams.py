@@ -97,8 +97,8 @@ class Seams:
         self._change(tf.GradientTape, "__exit__", _exit)
         self._change(FUNCTION, "__call__", _function_call)
         self._patches.change(custom_gradient, "_eager_mode_decorator", _custom)
-        read = through(self._free, "calls.read")
-        self._patches.change(owner_of(EagerTensor, "_numpy"), "_numpy", read)
+        taken_out = through(self._free, "calls.taken_out")
+        self._patches.change(owner_of(EagerTensor, "_numpy"), "_numpy", taken_out)
 
     def install_weights(self, weights: list[Any]) -> None:
         """Change how a program updates weights by itself."""

@@ -270,8 +270,8 @@ def _written_wording(s: Situation) -> Wording | None:
     if s.summary is not None and (s.summary.posinf or s.summary.neginf):
         return Wording(
             "the weight was finite before this update, and its gradient and the learning rate are "
-            "far too small for a step to Inf: other code probably wrote it, or the optimizer "
-            "divides by 0",
+            "far too small to reach Inf: other code probably wrote it, or the optimizer divides "
+            "by 0",
             _LOOK,
         )
     return None
