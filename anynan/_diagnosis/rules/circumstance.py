@@ -134,11 +134,6 @@ def _bad_parameter(s: Situation) -> str | None:
 
 # The optimizer.
 
-_LOOK = (
-    "look for code that writes into {parameter} beside the optimizer (loading, clipping, weights "
-    "set by hand), and at the optimizer's eps"
-)
-
 
 def _state_text(s: Situation, name: str) -> str:
     return f"{name}: {seen(s.state[name])}"
@@ -182,31 +177,15 @@ def _setting(s: Situation) -> str | None:
     return next((f"{name} is {literal(x)}" for name, x in found if not math.isfinite(x)), None)
 
 
-def _learning_rate(s: Situation) -> float | None:
-    return s.settings.get("lr", s.settings.get("learning_rate"))
-
-
 def _rate(s: Situation) -> str:
     """Say that the learning rate alone takes the gradient beyond the weight's dtype."""
-    rate = _learning_rate(s)
+    rate = s.settings.get("lr", s.settings.get("learning_rate"))
     size = None if s.gradient is None else s.gradient.absmax
     if rate is None or not size or s.summary is None:
         return ""
     top = limits(s.summary.dtype)[0]
     beyond = abs(rate) * size > top
     return f", and {magnitude(rate)} times that is beyond {magnitude(top)}" if beyond else ""
-
-
-def _too_small(s: Situation) -> bool:
-    """Tell whether no step of this gradient and this state comes near the dtype's largest number.
-
-    The usual eps of 1e-8 divides by no less, with a hundred to spare.
-    """
-    rate = _learning_rate(s)
-    sizes = [x.absmax for x in (s.gradient, *s.state.values()) if x is not None]
-    if rate is None or s.gradient is None or s.summary is None or None in sizes:
-        return False
-    return abs(rate) * max(filter(None, sizes), default=0.0) * 1e10 < limits(s.summary.dtype)[0]
 
 
 def _optimizer_epsilon(s: Situation) -> str | None:
@@ -246,35 +225,18 @@ def _optimizer_step(s: Situation) -> str | None:
 
 
 def _written(s: Situation) -> str | None:
-    """Catch what no update of a finite gradient and a finite state leaves in a weight."""
+    """Catch NaN in a weight whose gradient and optimizer state are finite."""
     if not _updating(s) or s.summary is None or s.unread:
         return None
     found = s.summary
+    if found.posinf or found.neginf or not found.nan:
+        return None
     if s.gradient is not None and s.gradient.bad:
         return None
     if any(state.bad for state in s.state.values()):
         return None
-    if (found.posinf or found.neginf or not found.nan) and not _too_small(s):
-        return None
     gradient = _gradient_text(s)
     return seen(found) + (f"; {gradient}" if gradient else "")
-
-
-def _written_wording(s: Situation) -> Wording | None:
-    if s.gradient is None:
-        return Wording(
-            "the weight was finite before this update and NaN after it, and its gradient was not "
-            "seen: it was probably bad already, or the optimizer divides by 0",
-            "look at what the step computes, and at the optimizer's eps",
-        )
-    if s.summary is not None and (s.summary.posinf or s.summary.neginf):
-        return Wording(
-            "the weight was finite before this update, and its gradient and the learning rate are "
-            "far too small to reach Inf: other code probably wrote it, or the optimizer divides "
-            "by 0",
-            _LOOK,
-        )
-    return None
 
 
 def _step_wording(s: Situation) -> Wording | None:
@@ -502,10 +464,16 @@ OPTIMIZER = (
         "the weight was finite before this update, and neither its gradient nor the optimizer's "
         "state is bad; a step that is too large gives Inf, so this NaN was probably written by "
         "other code, or by an optimizer that divides by 0",
-        _LOOK,
+        "look for code that writes into {parameter} beside the optimizer (loading, clipping, "
+        "weights set by hand), and at the optimizer's eps",
         phases=("optimizer",),
         sure=False,
-        wording=_written_wording,
+        wording=when(
+            lambda s: s.gradient is None,
+            "the weight was finite before this update and NaN after it, and its gradient was not "
+            "seen: it was probably bad already, or the optimizer divides by 0",
+            "look at what the step computes, and at the optimizer's eps",
+        ),
     ),
     Rule(
         "optimizer_step_too_large",
