@@ -409,6 +409,16 @@ print(act(torch.tensor([[0.1, 0, 0, 0], [0.9, 0, 0, 0]])))
 """
 
 
+def test_a_step_that_an_exception_ended_gets_no_all_clear(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    lines = "import torch", "net = torch.nn.Linear(2, 1)", "net(torch.ones(1, 2))", "[][2]"
+    (tmp_path / "p.py").write_text("\n".join(lines))
+    done = python("-m", "anynan", "run", "p.py", cwd=tmp_path)
+    assert "IndexError" in done.stderr
+    assert "died" not in done.stderr
+    assert "anynan: Linear: nothing bad was read in 1 step" in done.stderr
+
+
 def test_what_the_models_made_was_fine_and_the_program_died_of_what_came_after(
     tmp_path: Path,
 ) -> None:

@@ -13,7 +13,7 @@ from anynan._steps.messages import INSIDE_LOOP
 from anynan.tensorflow.messages import JACOBIAN, NESTED_GRADIENT, STALE_GRAPH
 from anynan.tensorflow.read import readings
 from anynan.tensorflow.read.frames import Frame, here, is_loop, named_arguments, tensors
-from anynan.tensorflow.read.probes import is_float
+from anynan.tensorflow.read.probes import checkable, is_float
 from anynan.tensorflow.replay import taped
 from anynan.tensorflow.replay.steps import Held, Part, Step
 from anynan.tensorflow.replay.taped import Differentiated
@@ -194,12 +194,23 @@ class Calls(Part):
     ) -> Any:
         """Read what a metric adds up where no gradient is asked for: the loss of a test."""
         out = self.eager_metric(run, metric, values, *args, **kwargs)
-        state, graph = self._state, here()
+        if self._unasked(here()):
+            self._take_loss(here(), values)
+        return out
+
+    def _unasked(self, graph: Any) -> bool:
+        """Tell whether a graph is no model's, and nobody asked for a gradient in it."""
+        state = self._state
         asked = state.tapes or (state.gradients is not None and state.gradients.graph is graph)
         if graph is None or asked or self._layers.model() is not None:
-            return out
-        if not self._builds(metric, graph, None, (), {}):
-            self._take_loss(graph, values)
+            return False
+        return not self._builds(None, graph, None, (), {})
+
+    def sample(self, run: Callable[..., Any], logits: Any, *args: Any, **kwargs: Any) -> Any:
+        """Read what is drawn by after a model: what is drawn hides it. A -Inf may be meant."""
+        out, graph = run(*args, **kwargs), here()  # first: a seed may count operations
+        if checkable(logits) and self._unasked(graph) and self._traces.of(graph).blocks:
+            self._take_loss(graph, tf.where(logits == -np.inf, tf.zeros_like(logits), logits))
         return out
 
     def eager_metric(self, run: Callable[..., Any], _: Any, *args: Any, **kwargs: Any) -> Any:

@@ -99,6 +99,8 @@ class Seams:
         self._patches.change(custom_gradient, "_eager_mode_decorator", _custom)
         taken_out = through(self._free, "calls.taken_out")
         self._patches.change(owner_of(EagerTensor, "_numpy"), "_numpy", taken_out)
+        for name in ("categorical", "stateless_categorical"):
+            self._change(tf.random, name, self._drawing)
 
     def install_weights(self, weights: list[Any]) -> None:
         """Change how a program updates weights by itself."""
@@ -121,6 +123,14 @@ class Seams:
         for name in ("make_train_function", "make_test_function", "make_predict_function"):
             self._change(keras.Model, name, functools.partial(_make_function, name=name))
 
+    def _drawing(self, original: Any) -> Any:
+        around = through(self._free, "calls.sample")(original)
+
+        def draw(logits: Any, *args: Any, **kwargs: Any) -> Any:  # it may be given by its name
+            return around(logits, *args, **kwargs)
+
+        return draw
+
     def uninstall(self, session: Any) -> None:
         """Forget a session; after the last one every class is as it was."""
         for one in [one for one in self._sessions if one() is session]:
@@ -138,7 +148,7 @@ class Seams:
         taped.drop()
         self._patches.undo()
 
-    def _change(self, owner: type, name: str, make: Callable[[Any], Any]) -> None:
+    def _change(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         self._patches.change(owner, name, lambda original: _converting(make, original))
 
 

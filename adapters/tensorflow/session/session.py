@@ -104,8 +104,9 @@ class Session(BaseAdapter):
         if fresh:
             SEAMS.install(self, fresh)
         SEAMS.install_weights(made)
-        # They hold what they were made with, whatever the step makes of them.
+        # They hold what they were made with, whatever the step makes of them: no update wrote it.
         self.steps.keep_new(made)
+        self.state.by_hand.update(map(self.layers.weights.name, made))
 
     def others(self) -> bool:
         """Tell whether what runs now is another session's alone."""

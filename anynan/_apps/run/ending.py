@@ -83,7 +83,8 @@ class Ending:
                 f"anynan: the program calls track itself: {plural(self._trackers, 'tracker')}, "
                 f"{bad or 'nothing'} bad reported"
             )
-        told += [*self._found.lines(SHOWN, harmed=bool(self._death)), *self._met]
+        broken = isinstance(self._error, Exception)  # what its step would have read is not known
+        told += [*self._found.lines(SHOWN, harmed=broken), *self._met]
         if not any(line.startswith("anynan: ") for line in told):
             told[:0] = _unseen(self._error)
         if self._death and not self.bad:
