@@ -409,6 +409,24 @@ def test_a_compiled_function_that_only_draws_by_bad_logits_is_told(fault):
     assert lines == ([] if fault is None else [line(__file__, "drawn by")])
 
 
+@pytest.mark.parametrize("traced", [False, True])
+def test_what_is_watched_can_be_saved(tmp_path, traced):
+    saved = tf.Module()
+    saved.net = net = model()
+    saved.call = tf.function(lambda x: net(x), input_signature=[tf.TensorSpec((2, 3))])
+
+    def run():
+        tf.function(train)(net, tf.reduce_mean, keras.optimizers.SGD())
+        if traced:
+            saved.call(X)
+        tf.saved_model.save(saved, str(tmp_path))
+
+    assert not watched(run)
+    assert not [name for name in vars(saved) if "anynan" in name]
+    loaded = tf.saved_model.load(str(tmp_path))
+    np.testing.assert_array_equal(loaded.call(X), net(X))
+
+
 def test_a_metric_of_a_model_that_fit_trains_is_not_read_beside_it():
     found = Found()
     end = watch_everything(Options(action="record"), found)

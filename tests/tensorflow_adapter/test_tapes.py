@@ -70,7 +70,7 @@ def test_one_write_for_each_phase_and_one_read_for_each_step(monkeypatch):
         read = 1 + len(LAYERS) + 1 + len(model.weights)
         assert counts["Min"] == counts["Max"] == counts["L2Loss"] == read
         (buffer,) = inside(tracker).judge.adapter._buffers.held
-        (part,) = buffer._parts
+        (part,) = buffer.parts
         reads = []
         read = tf.raw_ops.ReadVariableOp
 

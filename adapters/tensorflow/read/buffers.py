@@ -59,59 +59,64 @@ class Part:
 
 
 class DeviceBuffer:
-    """Hand out rows, write them inside of graphs, read them outside."""
+    """Hand out rows, write them inside of graphs, read them outside.
+
+    Attributes:
+        parts: What holds the rows.
+        scaling: The variable that scales sums, None before it is wanted.
+    """
 
     def __init__(self, count: int, *, grows: bool) -> None:
         self._size = max(64, count)
         self._grows = grows
-        self._parts: list[Part] = []
+        self.parts: list[Part] = []
         self._used = 0
-        self._scale: Any = None
+        self.scaling: Any = None
         if not grows:
             self._add()
 
     def scale(self) -> Any:
         """Give what scales the sums that XLA makes, as a tensor."""
-        if not self._parts:
+        if not self.parts:
             self._add()
-        return tf.identity(self._scale)
+        return tf.identity(self.scaling)
 
     def _add(self) -> None:
         # A thread of its own traces nothing. Else a variable would be the traced function's, which
         # may make some in its first trace alone.
         with ThreadPoolExecutor(1) as thread:
-            self._parts.append(thread.submit(self._made).result())
+            self.parts.append(thread.submit(self._made).result())
         self._used = 0
 
     def _made(self) -> Part:
         blank = tf.constant(np.tile(BLANK, (self._size, 1)))
-        if self._scale is None:
-            self._scale = tf.Variable(SCALE, trainable=False, name=SCOPE)
+        if self.scaling is None:
+            self.scaling = tf.Variable(SCALE, trainable=False, name=SCOPE)
         return Part(tf.Variable(blank, trainable=False, name=SCOPE), blank)
 
     def open(
         self, points: list[ProbePoint], order: list[ProbePoint], *, backward: bool
     ) -> Block | None:
         """Reserve a row for each point; None if there is no room."""
-        if not self._parts or self._used + len(points) > self._size:
+        if not self.parts or self._used + len(points) > self._size:
             if not self._grows:
                 return None
             self._size = max(self._size, len(points))
             self._add()
         block = Block(self._used, points, order, backward)
-        self._parts[-1].blocks.append(block)
+        self.parts[-1].blocks.append(block)
         self._used += len(points)
         return block
 
     def write(self, block: Block, made: Any) -> None:
         """Write a block's rows: one operation in the graph."""
-        part = next(part for part in self._parts if any(b is block for b in part.blocks))
+        part = next(part for part in self.parts if any(b is block for b in part.blocks))
         part.rows[_where(block)].assign(made)
 
     def read(self) -> list[tuple[Block, Any]]:
         """Bring every block that was written since the last read to the host."""
         found = []
-        for part in self._parts:
+        for part in self.parts:
             # The plain operations: this happens after every step.
             handle = part.rows.handle
             values = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float64).numpy()
@@ -164,6 +169,11 @@ class DeviceBuffers:
                 frame.rows = self.look(frame.tensors, xla=frame.xla)
                 buffer.write(block, frame.rows)
         return block
+
+    def variables(self) -> list[Any]:
+        """List what graphs that are watched refer to."""
+        found = [part.rows for buffer in self.held for part in buffer.parts]
+        return found + [buffer.scaling for buffer in self.held if buffer.scaling is not None]
 
     def read(self) -> list[tuple[Block, Any]]:
         """Bring what was written to the host, and join what replicas read of the same tensors."""

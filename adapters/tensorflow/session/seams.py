@@ -3,6 +3,7 @@
 import functools
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import tensorflow as tf
@@ -14,6 +15,7 @@ from anynan.tensorflow.replay import taped
 
 # Gives a session of this adapter while it lives: each is known here, and knows this module.
 Finds = Callable[[], Any]
+_SAVED = "anynan_rows"  # what holds our variables in a model that is saved
 
 
 class Seams:
@@ -35,12 +37,13 @@ class Seams:
             weakref.WeakKeyDictionary()
         )
         self._patches = Patches()
+        self._saves = False
         self._all = functools.partial(getattr, self, "sessions")
 
     @property
     def sessions(self) -> list[Any]:
-        """List who watches: nobody in a graph that is no function's, as where a model is saved."""
-        if not (tf.executing_eagerly() or tf.inside_function()):
+        """List who watches: nobody where a model is saved, and in a graph that is no function's."""
+        if self._saves or not (tf.executing_eagerly() or tf.inside_function()):
             return []
         return self._living()
 
@@ -99,6 +102,7 @@ class Seams:
         self._patches.change(custom_gradient, "_eager_mode_decorator", _custom)
         taken_out = through(self._free, "calls.taken_out")
         self._patches.change(owner_of(EagerTensor, "_numpy"), "_numpy", taken_out)
+        self._patches.change(tf.saved_model, "save", self._saving)
         for name in ("categorical", "stateless_categorical"):
             self._change(tf.random, name, self._drawing)
 
@@ -130,6 +134,23 @@ class Seams:
             return around(logits, *args, **kwargs)
 
         return draw
+
+    def _saving(self, original: Any) -> Any:
+        """Save what is watched: a model has to own every variable that its graphs refer to."""
+
+        def save(obj: Any, *args: Any, **kwargs: Any) -> Any:
+            ours = [x for one in self._living() for x in one.variables()]
+            with suppress(Exception):  # it cannot be saved, as TensorFlow will say
+                setattr(obj, _SAVED, ours)
+            self._saves = True  # what is traced meanwhile is not watched
+            try:
+                return original(obj, *args, **kwargs)
+            finally:
+                self._saves = False
+                with suppress(Exception):
+                    delattr(obj, _SAVED)
+
+        return save
 
     def uninstall(self, session: Any) -> None:
         """Forget a session; after the last one every class is as it was."""

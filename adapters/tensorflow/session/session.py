@@ -108,6 +108,10 @@ class Session(BaseAdapter):
         self.steps.keep_new(made)
         self.state.by_hand.update(map(self.layers.weights.name, made))
 
+    def variables(self) -> list[Any]:
+        """List the variables that the graphs of what is watched refer to, beside their own."""
+        return self._buffers.variables()
+
     def others(self) -> bool:
         """Tell whether what runs now is another session's alone."""
         return False
