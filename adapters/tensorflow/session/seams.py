@@ -3,12 +3,12 @@
 import functools
 import weakref
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.framework.ops import EagerTensor
 from tensorflow.python.ops import custom_gradient
+from tensorflow.python.saved_model import save as saving
 
 from anynan._base.patches import Patches, owner_of, through
 from anynan.tensorflow.replay import taped
@@ -102,7 +102,7 @@ class Seams:
         self._patches.change(custom_gradient, "_eager_mode_decorator", _custom)
         taken_out = through(self._free, "calls.taken_out")
         self._patches.change(owner_of(EagerTensor, "_numpy"), "_numpy", taken_out)
-        self._patches.change(tf.saved_model, "save", self._saving)
+        self._patches.change(saving, "save_and_return_nodes", self._saving)
         for name in ("categorical", "stateless_categorical"):
             self._change(tf.random, name, self._drawing)
 
@@ -139,16 +139,21 @@ class Seams:
         """Save what is watched: a model has to own every variable that its graphs refer to."""
 
         def save(obj: Any, *args: Any, **kwargs: Any) -> Any:
-            ours = [x for one in self._living() for x in one.variables()]
-            with suppress(Exception):  # it cannot be saved, as TensorFlow will say
-                setattr(obj, _SAVED, ours)
+            ours = {
+                f"{_SAVED}_{i}": x
+                for i, x in enumerate(x for one in self._living() for x in one.variables())
+            }
+            children = getattr(obj, "_trackable_children", None)
+            if children is None or not hasattr(obj, "__dict__"):  # TensorFlow says what is wrong
+                return original(obj, *args, **kwargs)
+            # Put past the object's own ``__setattr__``, which would keep what it once tracked.
+            vars(obj)["_trackable_children"] = lambda *how, **more: children(*how, **more) | ours
             self._saves = True  # what is traced meanwhile is not watched
             try:
                 return original(obj, *args, **kwargs)
             finally:
                 self._saves = False
-                with suppress(Exception):
-                    delattr(obj, _SAVED)
+                del vars(obj)["_trackable_children"]
 
         return save
 
