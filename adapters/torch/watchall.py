@@ -391,8 +391,11 @@ def _has_graph(x: Any, depth: int = 2) -> bool:
 def _is_bare(module: torch.nn.Module) -> bool:
     """Tell whether it has nothing that a model has: no weights, no statistics of what it saw.
 
-    Quantized weights are no parameters.
+    Quantized weights are no parameters. An unbuilt layer of Keras's, when asked for its
+    parameters, keeps an empty list of them.
     """
+    if _is_keras(module):
+        return not module.weights
     if next(itertools.chain(module.parameters(), module.buffers()), None) is not None:
         return False
     return not any(type(x).__module__.startswith("torch.ao.nn.") for x in module.modules())

@@ -125,6 +125,36 @@ def test_models_that_a_batch_runs_are_its_models():
     assert {event.target for event in found.events} == {"model Pair"}
 
 
+def test_a_layer_that_is_built_within_another_keeps_its_parameters_as_they_are():
+    class Inner(keras.layers.Layer):
+        def build(self, _):
+            self.bias = self.add_weight(shape=(2,), name="bias")
+
+        def call(self, x):
+            return x + self.bias
+
+    class Outer(keras.layers.Layer):
+        def __init__(self):
+            super().__init__(name="outer")
+            self.inner = Inner(name="inner")
+
+        def call(self, x):
+            return self.inner(x)
+
+    def named(given):
+        layer = Outer()
+        layer(given)
+        return [name for name, _ in layer.named_parameters()]
+
+    inputs = keras.KerasTensor((4, 2)), torch.ones(4, 2)
+    plain = [named(x) for x in inputs]
+    end = watch_everything(Options(action="record"), Found())
+    try:
+        assert [named(x) for x in inputs] == plain
+    finally:
+        end()
+
+
 def test_loop_is_the_same_with_tracking():
     def run(action):
         keras.utils.set_random_seed(3)
