@@ -391,6 +391,10 @@ class Watched:
         """Give whatever else a compiled function has."""
         return getattr(self.__dict__["_fn"], name)
 
+    def __repr__(self) -> str:
+        """Show the compiled function."""
+        return repr(self._fn)
+
     # JAX knows a compiled function by these, and asks its class for them.
 
     @property

@@ -176,6 +176,15 @@ def test_the_users_own_tracker_owns_what_it_calls(found):
     assert found.events == []
 
 
+def test_a_bad_python_number_is_followed_to_what_uses_it(found):
+    jax.jit(lambda x: x * 0.0)(np.nan)
+    assert found.events[0].operation.name == "multiply"
+
+
+def test_a_compiled_function_shows_as_itself(found):
+    assert repr(jax.jit(update)).startswith("<PjitFunction of ")
+
+
 def test_what_is_wrong_with_the_program_is_its_own_error(found):
     step = jax.jit(update)
     with pytest.raises(TypeError, match="dot_general|matmul|incompatible") as caught:

@@ -185,7 +185,7 @@ class Recorder:
         shard = self._shard(bad) or 0
         for key, array in self._whole(keys).items() if keys else ():
             index = keys[key]
-            spread = array.ndim > len(self.graph.values[index].aval.shape)
+            spread = np.ndim(array) > len(self.graph.values[index].aval.shape)  # or a number
             found[index] = array[shard] if spread else array
         return found
 
@@ -232,7 +232,7 @@ class Recorder:
         key = self._key(index, bad)
         array = None if key is None else self.held.get(key)
         shard = self._shard(bad)
-        if array is not None and array.ndim > len(value.aval.shape):
+        if array is not None and np.ndim(array) > len(value.aval.shape):
             return array[shard or 0]
         return array
 
