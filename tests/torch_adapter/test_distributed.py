@@ -61,9 +61,13 @@ def launch(folder: Path) -> str:
     """Run all launches from one process, and end it at the limit; give what was printed."""
     process = subprocess.Popen(
         [sys.executable, str(SCRIPT), str(folder), *LAUNCHES],
-        env=environment(), cwd=ROOT, text=True, start_new_session=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
+        env=environment(),
+        cwd=ROOT,
+        text=True,
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
     try:
         return process.communicate(timeout=LIMIT)[0]
     finally:
@@ -369,22 +373,28 @@ def test_a_clean_run_is_left_as_it_is(two: Seen, name: str) -> None:
 
 
 ENDS = """
-import os, sys, torch, anynan
+import os, sys, time, torch, anynan
 from torch import distributed, nn
 distributed.init_process_group("gloo")
 rank = distributed.get_rank()
 class Fault(nn.Module):
     on = False
     def forward(self, x):
-        if self.on and rank == 0:
-            return torch.log(-1 - x.abs())
-        if self.on and sys.argv[1] == "dies":
+        return torch.log(-1 - x.abs()) if self.on and rank == 0 else x * 1.0
+class After(nn.Module):
+    def forward(self, x):
+        if fault.on and rank == 0:
+            open("made", "w").close()
+        while fault.on and not os.path.exists("made"):  # what is not made yet cannot be told
+            time.sleep(0.01)
+        if fault.on and rank == 1 and sys.argv[1] == "dies":
             os._exit(9)
-        if self.on:
+        if fault.on and rank == 1:
             raise KeyError("a bug on this rank")
-        return x * 1.0
+        return x
 fault = Fault()
-model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(4, 4), fault, nn.Linear(4, 1)))
+layers = nn.Sequential(nn.Linear(4, 4), fault, After(), nn.Linear(4, 1))
+model = nn.parallel.DistributedDataParallel(layers)
 optimizer = torch.optim.SGD(model.parameters(), 0.01)
 tracker = anynan.torch.track(model)
 for step in range(4):
@@ -403,7 +413,13 @@ def test_what_a_rank_held_is_told_when_another_ends(other: str, tmp_path: Path) 
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr",
                "127.0.0.1", "--nproc-per-node", "2", str(script), other]  # fmt: skip
     done = subprocess.run(
-        command, env=environment(), capture_output=True, text=True, timeout=LIMIT, check=False
+        command,
+        env=environment(),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LIMIT,
     )
     assert done.returncode != 0
     assert "NaN first appeared in the forward pass of step 2" in done.stderr
