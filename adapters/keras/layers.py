@@ -1,6 +1,7 @@
 """The layers and variables of a Keras model, by the names that every backend gives them."""
 
 import functools
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -11,6 +12,10 @@ import numpy as np
 
 from anynan._base.patches import Patches
 from anynan._base.sources import GRAPHS
+
+_SETTINGS = (
+    "learning_rate", "weight_decay", "beta_1", "beta_2", "epsilon", "momentum", "rho",
+)  # fmt: skip
 
 # Of an operation of a functional graph Keras keeps no line but its own.
 GRAPHS.add(os.path.join("keras", "src", "ops"))
@@ -106,6 +111,20 @@ def moments_of(optimizer: Any, variable: Any) -> Iterator[tuple[str, Any]]:
         name = other.path.rpartition("/")[2]
         if name.startswith(start) and tuple(other.shape) == tuple(variable.shape):
             yield name.removeprefix(start), other
+
+
+def settings_of(optimizer: Any) -> dict[str, float]:
+    """Give the numbers that an optimizer works with, by name.
+
+    A schedule counts updates: of the last two, which a step may end with, it is one that is not
+    finite, or else the last.
+    """
+    found = {name: getattr(optimizer, name, None) for name in _SETTINGS}
+    rate = getattr(optimizer, "_learning_rate", None)
+    if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
+        last, before = (float(rate(optimizer.iterations - i)) for i in (1, 2))
+        found["learning_rate"] = last if math.isfinite(before) else before
+    return {name: float(x) for name, x in found.items() if x is not None}
 
 
 def symbolic() -> bool:

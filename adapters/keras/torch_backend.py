@@ -24,7 +24,7 @@ from anynan._readings.readings import Reading
 from anynan._readings.step import Step
 from anynan._steps.tracked import Tracked
 from anynan.errors import AnomalyError
-from anynan.keras.layers import Weight, is_symbolic, layers_of, moments_of, weights_of
+from anynan.keras.layers import Weight, is_symbolic, layers_of, moments_of, settings_of, weights_of
 from anynan.keras.messages import RUNS_UNCOMPILED
 from anynan.keras.seams import Batches, change, forget, sessions, unwatch, watch
 from anynan.options import Options
@@ -439,6 +439,10 @@ class Update:
     def param_groups(self) -> list[dict[str, Any]]:
         """Give the parameters."""
         return [{"params": [variable._value for variable in self.variables]}]
+
+    def settings(self) -> dict[str, float]:
+        """Give the numbers that it works with."""
+        return settings_of(self.optimizer())
 
     @property
     def state(self) -> dict[Any, dict[str, torch.Tensor]]:

@@ -99,11 +99,18 @@ def test_an_update_that_is_too_large(parameters):
     assert ("the gradient reached 1e+15" in event.cause.evidence) == parameters
 
 
-def test_a_learning_rate_that_is_not_finite():
-    event = spoilt(keras.optimizers.SGD(np.nan), parameters=True)
+class Warmup(keras.optimizers.schedules.LearningRateSchedule):
+    def __call__(self, step):
+        return 0.1 / keras.ops.cast(step, "float32")
+
+
+@pytest.mark.parametrize(("rate", "value"), [(np.nan, "nan"), (Warmup(), "inf")])
+@pytest.mark.parametrize("parameters", [True, False])
+def test_a_learning_rate_that_is_not_finite(rate, value, parameters):
+    event = spoilt(keras.optimizers.SGD(rate), parameters=parameters)
     assert (event.phase, event.parameter) == ("optimizer", "dense.kernel"), event
     assert event.cause.tag == "optimizer_setting_bad"
-    assert event.cause.evidence == "learning_rate is nan"
+    assert event.cause.evidence == f"learning_rate is {value}"
 
 
 def test_an_optimizer_state_that_is_bad():

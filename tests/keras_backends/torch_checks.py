@@ -155,6 +155,19 @@ def test_a_layer_that_is_built_within_another_keeps_its_parameters_as_they_are()
         end()
 
 
+def test_a_schedule_that_divides_by_zero_is_told_as_one():
+    class Warmup(keras.optimizers.schedules.LearningRateSchedule):
+        def __call__(self, step):
+            return 0.1 / keras.ops.cast(step, "float32")
+
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(Warmup()), "mse")
+    with anynan.keras.track(model, action="record") as tracker:
+        model.fit(np.ones((8, 2)), np.zeros((8, 1)), batch_size=4, verbose=0)
+    (event,) = [event for event in tracker.events if event.severity == "bad"]
+    assert event.cause.evidence == "learning_rate is inf"
+
+
 def test_loop_is_the_same_with_tracking():
     def run(action):
         keras.utils.set_random_seed(3)

@@ -19,10 +19,6 @@ from anynan.tensorflow.replay import taped
 from anynan.tensorflow.replay.steps import Held, Part
 from anynan.tensorflow.session.steps import Steps
 
-_SETTINGS = (
-    "learning_rate", "weight_decay", "beta_1", "beta_2", "epsilon", "momentum", "rho",
-)  # fmt: skip
-
 
 class Updates(Part):
     """Know the optimizers of tracked weights, and let no update through that is not wanted.
@@ -227,7 +223,7 @@ class Updates(Part):
 
     def _kept_for(self, weight: Any) -> tuple[dict[str, Summary], dict[str, float]]:
         """Give what optimizers keep for a weight, measured, and their settings, by name."""
-        from anynan.keras.layers import moments_of  # the optimizers are Keras's
+        from anynan.keras.layers import moments_of, settings_of  # the optimizers are Keras's
 
         found: dict[str, Summary] = {}
         settings: dict[str, float] = {}
@@ -235,8 +231,7 @@ class Updates(Part):
             mine = next((v for v in optimizer._trainable_variables if raw(v) is weight), None)
             if mine is None:
                 continue
-            values = ((name, getattr(optimizer, name, None)) for name in _SETTINGS)
-            settings |= {name: float(np.asarray(x)) for name, x in values if x is not None}
+            settings |= settings_of(optimizer)
             for name, variable in moments_of(optimizer, mine):
                 held = raw(variable)
                 if held is not None:

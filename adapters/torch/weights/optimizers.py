@@ -114,8 +114,9 @@ class Optimizers:
         found: dict[int, dict[str, float]] = {}
         for optimizer in list(self._held):
             bad = self._bad.get(optimizer, {})
+            shared: dict[str, float] = getattr(optimizer, "settings", dict)()  # not PyTorch's
             for number, group in enumerate(optimizer.param_groups):
-                numbers: dict[str, float] = {}
+                numbers = dict(shared)
                 for name, value in group.items():
                     many = value if isinstance(value, tuple) else (value,)
                     for i, x in enumerate(many if name != "params" else ()):
