@@ -120,6 +120,20 @@ def test_the_same_code_with_the_fix_in_place_gives_no_finding() -> None:
     assert report.ok
 
 
+def test_what_a_step_prints_counts_as_what_it_returns() -> None:
+    def step(x: Any) -> None:
+        print(np.log(np.abs(x).sum(axis=1)).mean())
+
+    def hidden(x: Any) -> None:
+        print(np.where(x > 0, np.log(np.abs(x)), 0).sum())
+
+    first = anynan.stress(step, X - 0.5).findings[0]
+    assert (first.words, first.group) == ("x: a row of zeros", "inside")
+    assert (first.event.severity, first.event.operation.name) == ("bad", "log")
+    assert "contained" not in str(first.event)
+    assert anynan.stress(hidden, X - 0.5).ok
+
+
 def test_what_is_outside_of_the_examples_range_is_told_last_and_in_short() -> None:
     report = anynan.stress(_shares, X + 1)
     (finding,) = report.findings

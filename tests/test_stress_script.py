@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from anynan._apps.stress.script import HUNT, NoLoopError, hunt_in, stepped
+from anynan._apps.stress.batches import Batches
+from anynan._apps.stress.script import HUNT, READ, NoLoopError, hunt_in, stepped
 
 LOOP = """
 import sys
@@ -37,7 +38,7 @@ def train(data):
 
 def _run(source: str, call: str, hunt: Any) -> dict[str, Any]:
     code, _ = stepped(source, "train.py")
-    scope: dict[str, Any] = {HUNT: hunt, "__name__": "__main__"}
+    scope: dict[str, Any] = {HUNT: hunt, READ: Batches(), "__name__": "__main__"}
     exec(code, scope)
     exec(call, scope)
     return scope
@@ -55,6 +56,58 @@ def test_a_loop_of_the_script_itself_works_on_its_globals() -> None:
     scope = _run(source, "", lambda step, *given: step(*given))
     assert (scope["total"], scope["loss"], scope["x"]) == (3, 2, 2)
     assert "i" not in scope
+
+
+READERS = """
+import numpy as np
+w, rows = np.ones(2), iter([np.ones(2)] * 9)
+
+def read():
+    return np.zeros((4, 2))
+
+def pair():
+    return read(), [1, 2]
+
+def train():
+    w.backward()
+
+class Model:
+    def __call__(self):
+        return read()
+
+model = Model()
+"""
+
+
+@pytest.mark.parametrize(
+    ("statement", "is_batch"),
+    [
+        ("x = read()", True),
+        ("x, y = pair()", True),
+        ("x = next(rows)", True),
+        ("x = np.ones(2)", False),  # of the arrays' own library
+        ("x = model()", False),
+        ("x = read() * w", False),
+        ("x = i and read()", False),  # from what the loop hands on
+        ("x = float(read().sum())", False),
+        ("x, y = train(), read()", False),
+        ("x, y = read(), train()", False),
+        ("x = nothing()", False),
+    ],
+)
+def test_a_batch_that_the_loop_reads_is_handed_to_the_step(statement: str, is_batch: bool) -> None:
+    found = list[tuple[Any, ...]]()
+    source = f"{READERS}\nfor i in (1,):\n    {statement}\n"
+    code, _ = stepped(source, "train.py")
+    batches = Batches()
+    scope = {HUNT: lambda *given: found.append(given), READ: batches, "__name__": "__main__"}
+    exec(code, scope)
+    ((step, *given),) = found
+    assert bool(batches) == is_batch
+    assert any(x is not None for x in given[1:]) == is_batch
+    if is_batch:
+        step(1, *[7] * len(given[1:]))
+        assert step.__globals__["x"] == 7
 
 
 def test_lines_are_those_of_the_script() -> None:

@@ -20,7 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks.grist_programs import TENSORFLOW, TORCH, path_of, stand_in
+from tests.benchmarks.grist_programs import TENSORFLOW, TORCH, arguments, path_of, stand_in
 
 CLEAN = 300  # iterations of a program as it is
 # What RANUM calls operations, in anynan's words, and how programs write them.
@@ -102,13 +102,13 @@ def run(grist: Path, path: Path, iterations: int, seconds: float) -> int:
     from anynan._cli.commands import main
 
     os.chdir(path.parent)
-    return main(["run", str(path)])
+    return main(["run", str(path), *arguments(path)])
 
 
 def labels(ranum: Path, number: str) -> list[str]:
     """Give the operations that RANUM names defective."""
     folder = ranum / "empirical_study/precond/immediate"
-    plain = number.rstrip("b")
+    plain = number.rstrip("bcd")
     return [
         name
         for file in sorted(folder.glob(f"{plain}*_ranum.txt"))

@@ -6,10 +6,12 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import re
+import shutil
 import sys
 import tempfile
 import time
 import types
+import urllib.request
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -26,20 +28,24 @@ TORCH = {
     "54": "h03_20191644", "56": "01_Logistic_Regression", "57": "03_softmax_cost",
     "62": "denoising_RBM", "63": "main",
 }  # fmt: skip
-# What has two endings was written twice by the benchmark, for two of its defects.
+# What has more endings was written several times by the benchmark, for each of its defects.
 TENSORFLOW = {
-    "1": "ghips1", "3": "ghips9", "6": "soips1", "7": "soips2", "8": "soips6", "9": "soips7",
-    "9b": "soips7_log2", "10": "soips14", "18": "code_10_image", "19": "mnist",
-    "20": "logistic_regression", "21": "mnist_softmax", "24": "Mnist", "25": "mnist",
-    "29": "temp", "30": "softmax", "31": "GAN_MNIST", "35": "ch10_04_01",
-    "35b": "ch10_04_01_sqrt", "36": "ch10_04_03_Pic_10_05", "36b": "ch10_04_03_Pic_10_05_sqrt",
-    "39": "ch10_04_04_Pic_10_06", "39b": "ch10_04_04_Pic_10_06_sqrt", "40": "src/ch5/bmi",
-    "41": "src/ch5/tb-bmi", "42": "src/ch5/tb-bmi2", "43": "ch10_04_05_Pic_10_07",
-    "43b": "ch10_04_05_Pic_10_07_sqrt", "45": "MNIST_Digit_classification_using_CNN",
-    "45b": "MNIST_Digit_classification_using_CNN2", "48": "day01", "48b": "day01_2",
-    "49": "ch10_04_06_Pic_10_08", "49b": "ch10_04_06_Pic_10_08_sqrt", "50": "DL_1L",
-    "52": "5_mnist_full_connection", "55": "logistic_regression", "58": "test", "59": "code_06",
-    "60": "simple_saveAndReloadModel", "61": "multi_layer_perceptron",
+    "1": "ghips1", "2": "command_line/run_logistic_regression", "3": "ghips9", "6": "soips1",
+    "7": "soips2", "8": "soips6", "9": "soips7", "9b": "soips7_log2", "10": "soips14",
+    "11": "nan_model_log", "11b": "nan_model_exp", "11c": "nan_model_truediv", "14": "v3/train",
+    "15": "train", "16": "nan_model_log", "16b": "nan_model", "16c": "nan_model_truediv",
+    "17": "test_toy", "18": "code_10_image", "19": "mnist", "20": "logistic_regression",
+    "21": "mnist_softmax", "24": "Mnist", "25": "mnist", "28": "sc_train_l2reg",
+    "28b": "sc_train_l2reg_div2", "28c": "sc_train_creg", "28d": "sc_train_creg_div2",
+    "29": "temp", "30": "softmax", "31": "GAN_MNIST", "35": "ch10_04_01", "35b": "ch10_04_01_sqrt",
+    "36": "ch10_04_03_Pic_10_05", "36b": "ch10_04_03_Pic_10_05_sqrt", "39": "ch10_04_04_Pic_10_06",
+    "39b": "ch10_04_04_Pic_10_06_sqrt", "40": "src/ch5/bmi", "41": "src/ch5/tb-bmi",
+    "42": "src/ch5/tb-bmi2", "43": "ch10_04_05_Pic_10_07", "43b": "ch10_04_05_Pic_10_07_sqrt",
+    "45": "MNIST_Digit_classification_using_CNN", "45b": "MNIST_Digit_classification_using_CNN2",
+    "48": "day01", "48b": "day01_2", "49": "ch10_04_06_Pic_10_08",
+    "49b": "ch10_04_06_Pic_10_08_sqrt", "50": "DL_1L", "52": "5_mnist_full_connection",
+    "55": "logistic_regression", "58": "test", "59": "code_06", "60": "simple_saveAndReloadModel",
+    "61": "multi_layer_perceptron",
 }  # fmt: skip
 _IMAGES, _LABELS = "t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz"
 # What is imported, and not there: plots, and old libraries' extensions and parts.
@@ -47,13 +53,19 @@ _ABSENT = (
     "matplotlib", "seaborn", "torch_scatter", "torch_sparse", "torch_cluster", "torch_spline_conv",
     "torchvision", "torch_geometric", "sklearn", "tabulate", "tqdm", "rdflib", "plyfile", "h5py",
     "networkx", "dill", "nltk", "hyperopt", "googledrivedownloader", "google_drive_downloader",
+    "PIL",
 )  # fmt: skip
 
 
 def path_of(grist: Path, number: str) -> Path:
     """Give the path of a program."""
     name = TORCH.get(number) or TENSORFLOW[number]
-    return grist / "scripts/study_case" / f"ID_{number.rstrip('b')}" / f"{name}.py"
+    return grist / "scripts/study_case" / f"ID_{number.rstrip('bcd')}" / f"{name}.py"
+
+
+def arguments(path: Path) -> list[str]:
+    """Give a program's own arguments: where its data is, if its default is a place elsewhere."""
+    return ["--input", str(path.parent / "data/gridworld_8.mat")] if "ID_15" in path.parts else []
 
 
 class _Stub:
@@ -177,6 +189,20 @@ class _Set:
         return self.images[rows].copy(), self.labels[rows].copy()
 
 
+def _flatten(x: Any) -> Any:
+    import tensorflow.compat.v1 as tf
+
+    return tf.reshape(x, [-1, int(np.prod(x.shape[1:]))])
+
+
+def _dense(x: Any, size: int, activation: Any = None, kernel_initializer: Any = None) -> Any:
+    import tensorflow.compat.v1 as tf
+
+    w = tf.Variable((kernel_initializer or tf.glorot_uniform_initializer())([x.shape[-1], size]))
+    made = tf.matmul(x, w) + tf.Variable(tf.zeros([size]))
+    return made if activation is None else activation(made)
+
+
 def _tensorflow(grist: Path) -> None:
     """Have the programs import ``tensorflow.compat.v1`` as ``tensorflow``."""
     import tensorflow.compat.v1 as tf
@@ -188,6 +214,25 @@ def _tensorflow(grist: Path) -> None:
         parts = [_Set(grist, one_hot=one_hot, reshape=reshape) for _ in range(3)]
         return types.SimpleNamespace(train=parts[0], validation=parts[1], test=parts[2])
 
+    def fetched(url: str, path: str) -> tuple[str, None]:
+        name = _IMAGES if "images" in url else _LABELS
+        shutil.copy(grist / "scripts/study_case/data/MNIST/raw" / name, path)
+        return path, None
+
+    def loaded(*_: Any) -> Any:
+        pixels, labels = images(grist)
+        return ((pixels.reshape(-1, 28, 28) * 255, labels),) * 2
+
+    # What programs download is in the checkout, and what has gone since TensorFlow 1 is short.
+    urllib.request.urlretrieve = fetched  # type: ignore[assignment]
+    tf.keras.datasets.mnist.load_data = loaded
+    shuffled: Any = importlib.import_module("sklearn.utils")
+    shuffled.shuffle = lambda *arrays: arrays
+    helpers: Any = importlib.import_module("scripts.study_case.ID_2.utils.utilities")
+    helpers.gen_batches = lambda x, size: (x[i : i + size] for i in range(0, len(x), size))
+    tf.layers = types.SimpleNamespace(flatten=_flatten, dense=_dense)
+    tf.flatten, shrink = _flatten, lambda scale: lambda w: scale * tf.nn.l2_loss(w)
+    tf.contrib = types.SimpleNamespace(layers=types.SimpleNamespace(l2_regularizer=shrink))
     data = types.SimpleNamespace(read_data_sets=read_data_sets)
     tutorials = types.SimpleNamespace(input_data=data)
     real = builtins.__import__

@@ -234,7 +234,7 @@ def main() -> None:
         torch.manual_seed(0)
         for name, (loss, example) in LIBRARIES[library]().items():
             try:
-                report = anynan.stress(loss, *example, budget=20)
+                report = anynan.stress(loss, *example, budget=60)
             except Exception as error:
                 print(f"{library} {name} | {type(error).__name__}: {error}", flush=True)
                 continue
@@ -244,8 +244,8 @@ def main() -> None:
                 f"{x.event.cause.tag if x.event.cause else '-'})"
                 for x in left
             )
-            print(f"{library} {name} | {report.survived} of {report.tried} | {told or '-'}")
-            sys.stdout.flush()
+            survived = f"{report.survived} of {report.tried}"
+            print(f"{library} {name} | {survived} | {told or '-'}", *report.notes, flush=True)
 
 
 if __name__ == "__main__":

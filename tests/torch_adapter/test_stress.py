@@ -221,6 +221,7 @@ def test_labels_that_are_all_ignored_are_tried() -> None:
     logits, y = torch.randn(8, 4, requires_grad=True), torch.randint(0, 4, (8,))
     first = anynan.stress(F.cross_entropy, logits, y).findings[0]
     assert (first.words, first.group) == ("target: all labels are ignored", "shaped")
+    assert str(first).endswith(" (another shape, label or mask)")
     assert first.event.cause.tag == "empty_mean"
 
 

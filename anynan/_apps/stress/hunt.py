@@ -96,7 +96,8 @@ def stress(
     known, ignored = accepted(accept), CHECKS["ignore"]("ignore", ignore)
 
     def hunted(step: Any, *given: Any) -> StressReport:
-        lab = lab_of(step, given)
+        with _quiet():
+            lab = lab_of(step, given)
         hunt = Hunt(lab, budget, seed, domain, tell or (lambda *_: None))
         report = hunt.report() if found is None else hunt.again(found)
         report.notes[:] = left(report.notes, ignored)
@@ -263,8 +264,12 @@ class Hunt:
         watch = Watch(self.lab.host)
         self._report.runs += 1
         self._tell(self._mode[0], (time.monotonic() - self._began) / self._budget)
+        made = self._made(arrays)
         with self._mode[1]():
-            self._seen = self.lab.observe(self._program.call, self._made(arrays), watch)
+            self._seen = self.lab.observe(self._program.call, made, watch)
+        given = [x for _, x in leaves(self._seen.value, "") if self.lab.is_array(x)]
+        # What a step prints or hands on, and does not return, ends in its last operation.
+        self._unread = watch.spoilt and {*map(id, given)} <= {*map(id, made)}
         return watch
 
     def _first(self) -> dict[Site, Margin]:
@@ -337,11 +342,16 @@ class Hunt:
         """Track a run on inputs; by operation, where what goes bad leads nowhere."""
         for level in ("step", "operation"):
             events = self._events(arrays, level=level, **options)
-            if any(event.phase == "input" for event in events):
+            bad = [event for event in events if event.severity == "bad"]
+            if any(event.phase == "input" for event in bad):
                 return None
-            if events:
-                return events[0]
-        return None
+            if bad:
+                return bad[0]
+        named = [event for event in events if event.operation is not None and self._unread]
+        if not named:
+            return None
+        notes = tuple(left(named[0].notes, {"contained"}))
+        return replace(named[0], severity="bad", notes=notes)
 
     def _events(self, arrays: Sequence[Array], **options: Any) -> list[Event]:
         with self.lab.kept(self._program.call), self._mode[1]():
@@ -353,7 +363,7 @@ class Hunt:
                 pass
             finally:
                 tracker.remove()
-        return [event for event in tracker.events if event.severity == "bad"]
+        return list(tracker.events)
 
     # Attacks.
 
@@ -476,7 +486,7 @@ class Hunt:
     def _found_spoilt(self, arrays: Sequence[Array], words: str) -> None:
         events = self._events(arrays, level="step")
         named = dict(zip(self._program.names, arrays, strict=True))
-        for event in events[:1]:
+        for event in [event for event in events if event.severity == "bad"][:1]:
             new = Finding(words, OUTSIDE, np.inf, event, named, self._steps, again=self._save)
             self._found.setdefault(new.key, new).add(words)
 

@@ -32,6 +32,7 @@ class Watch:
         kept: Operands of the edge that is wanted.
         bad: The first operation that made NaN or Inf of finite numbers, and where it is.
         raw: What the framework calls the operations that ran.
+        spoilt: Whether the last result is NaN or Inf.
     """
 
     def __init__(self, host: Callable[[Any], Array], wanted: Site | None = None) -> None:
@@ -40,6 +41,7 @@ class Watch:
         self.kept: list[Any] = []
         self.bad: tuple[Any, ...] | None = None
         self.raw: set[str] = set()
+        self.spoilt = False
 
     def __call__(self, op: Op) -> None:
         """See one operation."""
@@ -56,18 +58,15 @@ class Watch:
                 self.margins[site] = Margin(site, distance, edge.bits(distance, dtype_name(x)))
             if site == self.wanted:
                 self.kept.append(x)
-        if self.bad is None and self._makes_bad(op):
+        floats = [x for x in map(self._host, op.outputs) if x.dtype.kind in "fc"]
+        if op.blank or not floats:  # blank: the numbers of memory that somebody else has used
+            return
+        self.spoilt = not all(np.isfinite(x).all() for x in floats)
+        if self.spoilt and self.bad is None and self._makes_bad(op, floats):
             self.bad = op.name, place(op.source, op.layer)
 
-    def _makes_bad(self, op: Op) -> bool:
-        if op.blank:  # its numbers are those of memory that somebody else has used
-            return False
-        nan = inf = False
-        for x in map(self._host, op.outputs):
-            if x.dtype.kind in "fc" and not np.isfinite(x).all():
-                nan, inf = nan or bool(np.isnan(x).any()), True
-        if not inf:
-            return False
+    def _makes_bad(self, op: Op, results: Sequence[Array]) -> bool:
+        nan = any(np.isnan(x).any() for x in results)
         given = [self._host(x) for _, x in op.inputs]
         if nan and op.name != "copy":
             return not any(np.isnan(x).any() for x in given)

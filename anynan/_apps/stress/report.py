@@ -95,7 +95,8 @@ class Finding:
             SHAPED: "another shape, label or mask",
             OUTSIDE: "outside the example's range",
         }[self.group]
-        far = f", {self.distance:.2g} of its width away" if self.distance else ""
+        measured = self.distance and self.group != SHAPED  # no range speaks of labels
+        far = f", {self.distance:.2g} of its width away" if measured else ""
         return f"{self.what} ({where}{far})"
 
     @property

@@ -3,18 +3,18 @@
 import ast
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
+from anynan._apps.stress.batches import TRAINING, Batches
 from anynan._base import products
 
-STEP, HUNT = "__anynan_step__", "__anynan_hunt__"
+STEP, HUNT, READ = "__anynan_step__", "__anynan_hunt__", "__anynan_read__"
 _GIVEN = "_of_the_loop"  # the ending of parameters that stand for the loop's own names
 _LOOPS = (ast.For, ast.While)
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 _INNER = (*_SCOPES, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-# A call of these is what makes a loop a training.
-_TRAINING = frozenset({"backward", "apply_gradients", "train_on_batch", "step"})
 
 
 class NoLoopError(ValueError):
@@ -72,7 +72,7 @@ def _loops(node: ast.AST, function: Any) -> Iterator[tuple[Any, Any]]:
 def _trains(loop: ast.AST) -> bool:
     calls = (node.func for node in ast.walk(loop) if isinstance(node, ast.Call))
     names = {f.attr if isinstance(f, ast.Attribute) else getattr(f, "id", "") for f in calls}
-    return bool(names & _TRAINING)
+    return bool(names & TRAINING)
 
 
 def _replace(loop: Any, function: Any) -> None:
@@ -84,12 +84,16 @@ def _replace(loop: Any, function: Any) -> None:
     scopes: list[ast.stmt] = [ast.Global(shared)] if shared else []
     if own:
         scopes.append(ast.Global(own) if function is None else ast.Nonlocal(own))
-    takes = ", ".join(name + _GIVEN for name in given)
-    step = ast.parse(f"def {STEP}({takes}): pass").body[0]
+    reads = [read for item in loop.body if (read := _Read.of(item, names))]
+    handed = [*given, *(name for read in reads for name in read.names)]
+    step = ast.parse(f"def {STEP}({', '.join(name + _GIVEN for name in handed)}): pass").body[0]
     assert isinstance(step, ast.FunctionDef)
     bound = [ast.parse(f"{name} = {name}{_GIVEN}").body[0] for name in given]
+    for read in reads:
+        bound += ast.parse(read.bound).body
+        loop.body[loop.body.index(read.statement)] = read.otherwise()
     step.body = [*scopes, *bound, *(_Ends().visit(item) for item in loop.body)]
-    call = ast.parse(f"{HUNT}({', '.join([STEP, *given])})").body[0]
+    call = ast.parse(f"{HUNT}({', '.join([STEP, *given, *(x.asked for x in reads)])})").body[0]
     for node in (step, call, *bound):
         ast.copy_location(node, loop.body[0])
     loop.body = [step, call]
@@ -98,6 +102,47 @@ def _replace(loop: Any, function: Any) -> None:
         local = ast.parse("if 0:\n " + " = ".join([*own, "None"])).body[0]
         at = isinstance(function.body[0], ast.Expr) and len(function.body) > 1
         function.body.insert(int(at), ast.copy_location(local, function.body[0]))
+
+
+class _Read:
+    """Be a statement that may read a batch, as ``x, y = data.next_batch()`` does.
+
+    Attributes:
+        statement: The statement.
+        names: What it binds.
+        asked: What reads once, if it is a batch, as code.
+        bound: What takes a batch that was read, as code.
+    """
+
+    def __init__(self, statement: ast.Assign, names: tuple[str, ...]) -> None:
+        self.statement, self.names = statement, names
+        calls = [node.func for node in ast.walk(statement.value) if isinstance(node, ast.Call)]
+        called = {name for func in calls for name in islice(_loaded(func), 1)}
+        both = (", ".join(sorted(x)) for x in ({*_loaded(statement.value)}, called))
+        told = ", ".join(f"lambda: [{x}]" for x in both)
+        self.asked = f"*{READ}({names}, lambda: {ast.unparse(statement.value)}, {told})"
+        taken = "; ".join(f"{name} = {name}{_GIVEN}" for name in names)
+        self.bound = f"if {names} in {READ}: {taken}"
+
+    @classmethod
+    def of(cls, item: ast.stmt, bound: Collection[str]) -> "_Read | None":
+        """Take a statement that calls something, and reads nothing that its loop binds."""
+        if not isinstance(item, ast.Assign) or len(item.targets) > 1:
+            return None
+        target, called = item.targets[0], [x for x in ast.walk(item) if isinstance(x, ast.Call)]
+        parts = target.elts if isinstance(target, ast.Tuple) else [target]
+        names = tuple(part.id for part in parts if isinstance(part, ast.Name))
+        own = len(names) == len(parts) and not {*_loaded(item.value)} & {*bound}
+        return cls(item, names) if called and own else None
+
+    def otherwise(self) -> ast.stmt:
+        """Give the statement, for where it reads no batch."""
+        test = ast.parse(f"{self.names} not in {READ}", mode="eval").body
+        return ast.copy_location(ast.If(test, [self.statement], []), self.statement)
+
+
+def _loaded(node: ast.AST) -> Iterator[str]:
+    return (x.id for x in ast.walk(node) if isinstance(x, ast.Name))
 
 
 class _Ends(ast.NodeTransformer):
@@ -188,7 +233,7 @@ def hunt_in(path: str, hunt: Callable[..., Any], run: Callable[[Any, dict[str, A
         raise Ended
 
     try:
-        run(code, {HUNT: reached})
+        run(code, {HUNT: reached, READ: Batches()})
     except Ended:
         return found[0]
     msg = f"{path}: the script ended before its loop at line {line} ran"
