@@ -78,30 +78,36 @@ def _trains(loop: ast.AST) -> bool:
 def _replace(loop: Any, function: Any) -> None:
     given = list(_assigned([loop.target])) if isinstance(loop, ast.For) else []
     names = sorted({*_assigned(loop.body), *given})
-    outer = set(_declared(function)) if function is not None else set()
-    shared = [name for name in names if name in outer]
+    outer = set() if function is None else set(_declared(function))
     own = [name for name in names if name not in outer]
+    shared = [name for name in names if name in outer]
     scopes: list[ast.stmt] = [ast.Global(shared)] if shared else []
     if own:
         scopes.append(ast.Global(own) if function is None else ast.Nonlocal(own))
-    reads = [read for item in loop.body if (read := _Read.of(item, names))]
-    handed = [*given, *(name for read in reads for name in read.names)]
-    step = ast.parse(f"def {STEP}({', '.join(name + _GIVEN for name in handed)}): pass").body[0]
-    assert isinstance(step, ast.FunctionDef)
-    bound = [ast.parse(f"{name} = {name}{_GIVEN}").body[0] for name in given]
-    for read in reads:
-        bound += ast.parse(read.bound).body
-        loop.body[loop.body.index(read.statement)] = read.otherwise()
-    step.body = [*scopes, *bound, *(_Ends().visit(item) for item in loop.body)]
-    call = ast.parse(f"{HUNT}({', '.join([STEP, *given, *(x.asked for x in reads)])})").body[0]
-    for node in (step, call, *bound):
-        ast.copy_location(node, loop.body[0])
-    loop.body = [step, call]
+    loop.body = _handed(loop.body, scopes, names, given)
     if function is not None and own:
         # They are names of the function's, though its loop binds none of them any more.
         local = ast.parse("if 0:\n " + " = ".join([*own, "None"])).body[0]
         at = isinstance(function.body[0], ast.Expr) and len(function.body) > 1
         function.body.insert(int(at), ast.copy_location(local, function.body[0]))
+
+
+def _handed(
+    body: list[ast.stmt], scopes: Sequence[ast.stmt], names: Sequence[str], given: Sequence[str]
+) -> list[ast.stmt]:
+    """Make a function of a loop's body, and call the hunt with it and its example."""
+    reads = [read for item in body if (read := _Read.of(item, names))]
+    handed = [*given, *(name for read in reads for name in read.names)]
+    step = ast.parse(f"def {STEP}({', '.join(name + _GIVEN for name in handed)}): pass").body[0]
+    assert isinstance(step, ast.FunctionDef)
+    bound = [ast.parse(f"{name} = {name}{_GIVEN}").body[0] for name in given]
+    left = {id(read.statement): read.otherwise() for read in reads}
+    bound += [item for read in reads for item in ast.parse(read.bound).body]
+    step.body = [*scopes, *bound, *(_Ends().visit(left.get(id(x), x)) for x in body)]
+    call = ast.parse(f"{HUNT}({', '.join([STEP, *given, *(x.asked for x in reads)])})").body[0]
+    for node in (step, call, *bound):
+        ast.copy_location(node, body[0])
+    return [step, call]
 
 
 class _Read:
