@@ -25,6 +25,7 @@ from jax import tree_util
 
 from anynan._base import tracebacks
 from anynan._base.sources import is_anynans, is_library, position
+from anynan._steps import producers
 from anynan.jax.graphs import names
 from anynan.jax.graphs.lines import is_jax
 from anynan.jax.graphs.versions import watch_calls
@@ -166,12 +167,15 @@ class Calls:
     ) -> Call | None:
         """Find the first call that led to bad numbers and was given none; None if it is not held.
 
+        Nor is one given where the numbers are made of what a step gave that was told.
+
         Args:
             arrays: The numbers, or answers to questions about them.
             numpys: Whether the first that was given a NaN in an array of NumPy's counts, too.
             floats: Whether the first that was given a NaN as a number of Python's counts, too.
         """
         found = None
+        arrays = list(arrays)
         wanted = list(arrays)
         for call in self._before():
             gave = list(map(_alive, call.gave))
@@ -182,6 +186,8 @@ class Calls:
             words = list(map(_word, given))
             worst = max(words, default=probes.FINE)
             bad = [x for x, word in zip(given, words, strict=True) if word and word == worst]
+            if bad and producers.hand_on(bad, [x for x in arrays if isinstance(x, jax.Array)]):
+                return None
             wanted += bad if worst else filter(_is_answer, given)
             came = max(map(_word, made))
             # A NaN may come of Infs that are meant so, as those of a mask.

@@ -3,8 +3,8 @@
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
 from anynan._steps.subject import Subject
@@ -99,6 +99,21 @@ def producer(subject: Subject, value: Any, since: float, last: int = -1) -> Prod
         elif here and other is subject and made.step == last and shape and made.shape == shape:
             near = Producer(made.name, made.step, certain=False, itself=True)
     return near
+
+
+def among(values: Iterable[Any]) -> Memory:
+    """Give what knows these by identity, and keeps none of them alive."""
+    refs = [x if isinstance(x, weakref.ref) else weakref.ref(x) for x in values]
+    return lambda x: any(ref() is x for ref in refs)
+
+
+def hand_on(values: list[Any], made_of_them: Iterable[Any]) -> bool:
+    """Remember what the program made of something bad that was told; tell whether it was."""
+    for made in reversed(tuple(_made)):
+        if made.memory is not None and any(map(made.memory, values)):
+            _made.append(replace(made, memory=among(made_of_them), number=turn()))
+            return True
+    return False
 
 
 def _shape(value: Any) -> Any:

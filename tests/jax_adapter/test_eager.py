@@ -90,6 +90,14 @@ def test_after_weights_that_eager_code_spoilt_nothing_more_is_told(found):
     assert event.operation.source.text == "w = w / jnp.zeros(3) if i == 1 else w"
 
 
+def test_a_nan_that_eager_code_makes_of_infs_that_were_told_is_not_told_again(found):
+    w = jnp.ones(4)
+    for _ in range(3):
+        w = w - jax.jit(jax.grad(lambda w: (w * jnp.array([1.0, -1, 1, -1]) / (w - w)).sum()))(w)
+        print(w.sum())  # Inf - Inf
+    assert [event.operation.name for event in found.bad()] == ["divide"]
+
+
 @pytest.mark.parametrize(
     "decide",
     first(
@@ -268,6 +276,7 @@ def test_of_a_large_array_nothing_is_kept_alive_and_calls_are_not_held_for_ever(
     assert watchall._calls._size < 9 * eager.CALLS
 
 
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast")  # JAX's own, of 1e39
 @pytest.mark.parametrize(
     ("written", "what"),
     [

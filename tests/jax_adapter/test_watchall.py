@@ -493,8 +493,8 @@ def test_what_eager_code_makes_of_a_reported_array_is_no_bad_batch(data, found):
     spoilt = update(jnp.ones(4))
     evaluate = jax.jit(lambda w: jnp.sum(w * 2))
     evaluate(np.float32([1, np.nan]) if data else spoilt * 2 + 1)
-    tag = "bad_input" if data else "made_by_another"
-    assert [event.cause.tag for event in found.bad()] == ["divide_by_zero", tag]
+    tags = ["divide_by_zero", *(["bad_input"] if data else [])]
+    assert [event.cause.tag for event in found.bad()] == tags
 
 
 def test_a_fault_of_its_own_is_told_after_another_functions():

@@ -146,12 +146,7 @@ class StepReader(BaseAdapter):
 
     def remember(self, outs: Iterable[Any], number: int) -> None:
         """Remember what a reported step gave: what another is given of it, is told already."""
-        refs = [x if isinstance(x, weakref.ref) else weakref.ref(x) for x in outs]
-
-        def holds(x: Any) -> bool:
-            return any(ref() is x for ref in refs)
-
-        producers.note(self.tracker, number, holds, own=True)
+        producers.note(self.tracker, number, producers.among(outs), own=True)
 
     def _look_back(self, step: Step) -> None:
         """Find whether a reported step of another function made what this one was given."""
