@@ -2,11 +2,12 @@
 
 import functools
 import inspect
+import operator
 import sys
 import types
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from anynan._base.sources import is_library
 from anynan._everywhere import Found
 from anynan._steps.judge import Judge
 from anynan._steps.messages import GIVEN_BY_ANOTHER
-from anynan._steps.tracked import inside
+from anynan._steps.tracked import Tracked, inside
 from anynan.errors import AnomalyError
 from anynan.jax.eager import ARRAYS, Call, Calls, bad, held
 from anynan.jax.messages import CHECKED_BY_PROGRAM, COMPILED_AHEAD, EAGER_CALLS, NAN_GIVEN, WENT_ON
@@ -66,6 +67,11 @@ _calls = Calls()
 _followed: list[Call] = []
 # What watches what runs outside of any jit, by its code.
 _trackers: dict[Any, Tracker] = {}
+# What was compiled before, by function and options: JAX itself remembers that. Where a program
+# compiles one anew in each step, its tracker is kept; of the last few that hold little.
+_compiled: weakref.WeakKeyDictionary[Any, set[Hashable]] = weakref.WeakKeyDictionary()
+_between: dict[Hashable, Tracker] = {}
+BETWEEN, LITTLE = 8, 1 << 20
 
 
 def watch_all(options: Options, found: Found) -> Callable[[], None]:
@@ -85,7 +91,7 @@ def watch_all(options: Options, found: Found) -> Callable[[], None]:
     valued = jax.value_and_grad
 
     def compiled(made: Any, *args: Any, **given: Any) -> Any:
-        return Watched(made, options, found)
+        return Watched(made, options, found, _again(made, *args, **given))
 
     def foreign(made: Any, of: Any, library: str) -> Any:
         return Foreign(made, options, found, of, library)
@@ -142,7 +148,17 @@ def watch_all(options: Options, found: Found) -> Callable[[], None]:
         for name in READS:
             patches.change(array, name, _reading)
         patches.change(array, "__bool__", functools.partial(_deciding, found))
+
+    def clearing(clear: Callable[[], None]) -> Callable[[], None]:
+        @functools.wraps(clear)
+        def clears() -> None:
+            clear()
+            _forget(found.living())
+
+        return clears
+
     calls = _calls.begin()
+    patches.change(jax, "clear_caches", clearing)
     patches.change(jax, "device_get", _fetching)
     for name in (*ASKS, "asarray", "array"):
         patches.put(np, name, OfNumPy(getattr(np, name)))
@@ -159,6 +175,7 @@ def watch_all(options: Options, found: Found) -> Callable[[], None]:
         _calls.clear()
         _followed.clear()
         _trackers.clear()
+        _between.clear()
 
     return undo
 
@@ -356,19 +373,60 @@ def _look_at_the_end(found: Found, options: Options) -> None:
             found.harm(f"{name} holds NaN or Inf as the program ends")
 
 
-class Watched:
-    """Stand for a compiled function, tracked from its first call on."""
+def _again(made: Any, fn: Any = None, *args: Any, **given: Any) -> Hashable:
+    """Give what a function that the program compiles again is known by; None the first time."""
+    try:
+        key = type(made), args, tuple(sorted(given.items()))
+        known = _compiled.setdefault(fn, set())
+        again = key in known
+        known.add(key)
+    except TypeError:  # no hash, or not to be held weakly
+        return None
+    return (fn, *key) if again else None
 
-    def __init__(self, fn: Any, options: Options, found: Found) -> None:
+
+def _forget(trackers: Iterable[Tracked]) -> None:
+    """Have functions traced anew at their next calls."""
+    for tracker in trackers:
+        if isinstance(tracker.judge.adapter, Session):
+            tracker.judge.adapter.detach()
+
+
+def _left(tracker: Tracker, key: Hashable) -> None:
+    """End what watched a compiled function that is gone, or keep it for the next of its kind."""
+    judge = inside(tracker).judge
+    session = cast("Session | None", judge.adapter)
+    if key is None or session is None or session.size() > LITTLE:
+        tracker.remove()
+        return
+    with judge.softly():
+        session.read()
+    _between[key] = tracker
+    if len(_between) > BETWEEN:
+        _between.pop(next(iter(_between))).remove()
+
+
+class Watched:
+    """Stand for a compiled function, tracked from its first call on.
+
+    Args:
+        fn: The function.
+        options: As for ``track``.
+        found: Is given its tracker.
+        again: What it is known by, if the program compiles it anew.
+    """
+
+    def __init__(self, fn: Any, options: Options, found: Found, again: Hashable = None) -> None:
         functools.update_wrapper(self, fn)
-        self._fn, self._options, self._found = fn, options, found
+        self._fn, self._options, self._found, self._again = fn, options, found, again
         self._tracker: Tracker | None = None
         self._alone = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call it, as one step."""
         _goes_on(self._found, self._options)
-        if self._alone or tracing():  # a tracked function that calls it sees all of it
+        # A tracked function that calls it sees all of it; without jit it is eager code.
+        if self._alone or tracing() or jax.config.jax_disable_jit:
             return self._fn(*args, **kwargs)
         tracker = self._tracker or self._track()
         if tracker is None:
@@ -394,6 +452,16 @@ class Watched:
     def __repr__(self) -> str:
         """Show the compiled function."""
         return repr(self._fn)
+
+    def __reduce__(self) -> Any:
+        """Leave nothing of ours in a file or a copy."""
+        return operator.getitem, ((self._fn,), 0)
+
+    def clear_cache(self) -> None:
+        """Forget what was traced, as it does itself: the next call traces anew."""
+        self._fn.clear_cache()
+        if self._tracker is not None:
+            _forget([inside(self._tracker)])
 
     # JAX knows a compiled function by these, and asks its class for them.
 
@@ -427,10 +495,12 @@ class Watched:
 
     def _track(self) -> Tracker | None:
         try:
-            tracker = self._start()
-            inside(tracker).judge.steps.since_the_start()
-            weakref.finalize(self, tracker.remove).atexit = False
-            self._found.add(tracker)
+            tracker = self._tracker = _between.pop(self._again, None)
+            if tracker is None:
+                tracker = self._start()
+                inside(tracker).judge.steps.since_the_start()
+                self._found.add(tracker)
+            weakref.finalize(self, _left, tracker, self._again).atexit = False
         except Exception as error:  # noqa: BLE001  it is not watched then, and that is said
             self._leave(error)
         return self._tracker
@@ -474,6 +544,10 @@ class Eager(Watched):
             of = of.func
         self._label = getattr(of, "__name__", type(of).__name__)
         self._key = getattr(of, "__code__", getattr(type(of).__call__, "__code__", type(of)))
+
+    def __reduce__(self) -> Any:
+        """Leave nothing of ours in a file or a copy."""
+        return operator.getitem, ((self._slope or self._fn,), 0)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call it, and look at what it gives."""

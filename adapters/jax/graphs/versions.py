@@ -6,14 +6,14 @@ changed from one of them to another.
 
 import functools
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import jax
 import jax.experimental
 import jax.numpy as jnp
 import numpy as np
-from jax._src import api, pjit
+from jax._src import api, config, pjit
 from jax._src.lib import jax_jit
 from jax.extend import core as jc
 from jax.extend import source_info_util
@@ -124,6 +124,12 @@ def trace_state() -> Any:
     """Give what tells one trace from another, and from none."""
     place: Any = jc if hasattr(jc, "get_opaque_trace_state") else jax.core  # in 0.7.2
     return place.get_opaque_trace_state()
+
+
+def settings() -> Hashable:
+    """Give what is set in JAX at the moment: what it traced under one setting is of no other."""
+    found = getattr(config, "trace_context", None)
+    return None if found is None else found()
 
 
 def wide_numbers() -> Any:

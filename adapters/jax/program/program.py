@@ -21,6 +21,7 @@ from anynan.jax.graphs.graph import Graph, Node
 from anynan.jax.graphs.layers import Layers
 from anynan.jax.graphs.operations import Operations
 from anynan.jax.graphs.stacks import MARK
+from anynan.jax.graphs.versions import settings
 from anynan.jax.program import signature
 from anynan.jax.program.evaluator import CALLBACKS, Evaluator, placed
 from anynan.jax.program.objects import Objects, objects_of, refuse_shared
@@ -98,10 +99,11 @@ class Program:
         token = marker.set(self._mark)
         try:
             held = None if objects is None else list(objects.held.values())
-            with under_way(), named((fn, flat.arguments(flat.arrays), held), roots):
+            with under_way(), named((fn, flat.arguments(flat.arrays), held), roots) as written:
                 self.closed = jax.make_jaxpr(self._pure(fn, flat))(*flat.arrays)
                 self.donated = self._donated()
-                if inner is not None and (roots or merges(inner)) and self._bare():
+                bare = inner is not None and not written and self._bare()
+                if bare and (roots or merges(inner)):
                     # A jitted function is traced once: before it was tracked, maybe, when its
                     # layers were not named.
                     self.closed = jax.make_jaxpr(self._pure(inner, flat))(*flat.arrays)
@@ -519,7 +521,7 @@ def form_of(
         args, kwargs = objects.swapped(args, kwargs)
         made, inner = objects.pure(fn), None if inner is None else objects.pure(inner)
     flat = signature.flatten(args, kwargs, static, plain=plain)
-    key = flat.key(), None if objects is None else objects.definition
+    key = flat.key(), None if objects is None else objects.definition, settings()
     return Form(made, inner, flat, objects, signature.hashed(key))
 
 

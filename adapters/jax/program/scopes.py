@@ -26,28 +26,31 @@ _lock = threading.RLock()
 
 
 @contextmanager
-def named(tree: Any, names: set[str]) -> Iterator[None]:
+def named(tree: Any, names: set[str]) -> Iterator[set[str]]:
     """Name the modules of a tree while a trace lasts.
 
     Args:
         tree: Anything that may hold modules: arguments, a function's closure.
         names: Filled with the class names that stand at the root of a path.
+
+    Yields:
+        The paths that were written so far.
     """
     roots = [module for module in _roots(tree) if not _scaffold(type(module))]
     # A jitted function that was traced before brings its names along from then.
     names.update(type(module).__name__ for module in roots)
     kinds = {kind for module in roots for kind in _classes(module)} | _nnx_classes()
     with _lock:
-        outer = getattr(_local, "names", None)
-        _local.names = names
+        outer = getattr(_local, "names", None), getattr(_local, "written", None)
+        _local.names, _local.written = names, set()
         try:
             with Patches() as patches:
                 for kind in kinds:
                     if "__call__" in vars(kind):
                         patches.put(kind, "__call__", _wrapped(vars(kind)["__call__"]))
-                yield
+                yield _local.written
         finally:
-            _local.names = outer
+            _local.names, _local.written = outer
 
 
 def _wrapped(call: Any) -> Any:
@@ -79,6 +82,7 @@ def _wrapped(call: Any) -> Any:
             path = f"{here}/{step}" if here else step
         rest = path[len(here) + 1 :] if here and path.startswith(here + "/") else path
         stack.append((self, table_of(self), path))
+        _local.written.add(path)
         try:
             with jax.named_scope(rest):
                 return call.__get__(self, type(self))(*args, **kwargs)

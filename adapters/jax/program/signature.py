@@ -110,9 +110,10 @@ def _array() -> type:
 
 @dataclass(frozen=True)
 class Fixed:
-    """Hold an argument that the user's own jit takes as static."""
+    """Hold an argument that the user's own jit takes as static: to JAX, 1 is another than 1.0."""
 
     value: Any
+    kind: type
 
 
 def static_arguments(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[Hashable]:
@@ -217,8 +218,8 @@ def flatten(
         plain: Plain numbers are no data either, as equinox has it.
     """
     if static:
-        args = tuple(Fixed(x) if i in static else x for i, x in enumerate(args))
-        kwargs = {key: Fixed(x) if key in static else x for key, x in kwargs.items()}
+        args = tuple(Fixed(x, type(x)) if i in static else x for i, x in enumerate(args))
+        kwargs = {key: Fixed(x, type(x)) if key in static else x for key, x in kwargs.items()}
     return parted((args, kwargs), plain=plain)
 
 

@@ -222,6 +222,12 @@ class Session(StepReader):
         """List the layers that were found in the traced programs."""
         return list(self._layers)
 
+    def size(self) -> int:
+        """Count the bytes of the arrays that the programs hold."""
+        graphs = (watches.program.graph for watches in self._programs.values())
+        held = {id(v.constant): v.constant for graph in graphs for v in graph.values}
+        return sum(getattr(x, "nbytes", 0) for x in held.values())
+
     def read(self) -> None:
         """Read and judge the steps not read yet."""
         self._read()
