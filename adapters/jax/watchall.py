@@ -47,6 +47,8 @@ SLOPES = {
 }
 # What runs a function of the program's round by round; outside of any jit it is compiled by itself.
 LOOPS = ("scan", "while_loop", "fori_loop", "map")
+# What takes no function with readings in it: they are neither linear nor differentiated forwards.
+BARE = ("jvp", "linearize", "linear_transpose")
 FIXED = frozenset({"length", "reverse", "unroll", "batch_size"})
 # What compiles for others is looked into by its own name, or by another adapter.
 OWN = frozenset({"jax", "jaxlib", "flax", "equinox", "keras", "anynan"})
@@ -158,6 +160,13 @@ def watch_all(options: Options, found: Found) -> Callable[[], None]:
         return clears
 
     calls = _calls.begin()
+    for name in BARE:
+        patches.change(jax, name, _bare)
+    patches.change(
+        jax,
+        "make_jaxpr",
+        lambda make: functools.wraps(make)(lambda *args, **given: _bare(make(*args, **given))),
+    )
     patches.change(jax, "clear_caches", clearing)
     patches.change(jax, "device_get", _fetching)
     for name in (*ASKS, "asarray", "array"):
@@ -371,6 +380,17 @@ def _look_at_the_end(found: Found, options: Options) -> None:
     for name, each in arrays.items():
         if name and each:
             found.harm(f"{name} holds NaN or Inf as the program ends")
+
+
+def _bare(transform: Callable[..., Any]) -> Callable[..., Any]:
+    """Have a program's functions run as they are while JAX transforms them."""
+
+    @functools.wraps(transform)
+    def transforms(*args: Any, **kwargs: Any) -> Any:
+        with under_way():
+            return transform(*args, **kwargs)
+
+    return transforms
 
 
 def _again(made: Any, fn: Any = None, *args: Any, **given: Any) -> Hashable:

@@ -1,6 +1,5 @@
 """Functions that a program compiles are found by that, and watched as if they had been tracked."""
 
-import copy
 import functools
 import gc
 import sys
@@ -224,100 +223,6 @@ def test_functions_that_are_gone_are_not_kept(found):
     assert len(lines) == 11
     assert lines[0].startswith("anynan: negative: nothing went bad")
     assert lines[-1] == "anynan: nothing went bad in 3 more"
-
-
-@pytest.mark.parametrize("size", [3, 1 << 19])
-def test_a_function_compiled_anew_in_every_step_is_one_unless_it_holds_much(size, found):
-    data = jnp.ones(size)
-
-    def step(w):
-        return jnp.log(w) + data.sum()
-
-    for i in range(5):
-        jax.jit(step)(jnp.float32(1 - (i == 4)))
-    lines = found.lines()
-    many = [line for line in lines if "in 4 steps" in line]
-    assert len(many) == (size == 3), lines
-    assert len(found._trackers) <= (2 if size == 3 else 1)
-    (event,) = found.bad()
-    assert event.operation.name == "log"
-
-
-def test_a_function_compiled_anew_with_other_options_is_another(found):
-    def power(x, n):
-        return x**n
-
-    for _ in range(3):
-        assert jax.jit(power, static_argnums=1)(2.0, 3) == 8
-        assert jax.jit(power)(2.0, 2) == 4
-    counts = sorted(line.partition(" steps")[0][-1] for line in found.lines() if " steps" in line)
-    assert counts == ["2", "2"]
-
-
-def test_what_is_set_in_jax_has_a_program_of_its_own(found):
-    @jax.jit
-    def strict(x):
-        return x * (2 if jax.config.jax_numpy_dtype_promotion == "strict" else 1)
-
-    for _ in range(2):
-        assert strict(3.0) == 3
-        with jax.numpy_dtype_promotion("strict"):
-            assert strict(3.0) == 6
-    assert len(found.lines()) == 1
-
-
-def test_without_jit_a_function_runs_as_it_is_and_is_watched_again_afterwards(found):
-    kinds = []
-
-    @jax.jit
-    def doubled(x):
-        kinds.append(type(x))
-        return 2 * x
-
-    with jax.disable_jit():
-        assert doubled(jnp.float32(1)) == 2
-    assert kinds == [type(jnp.float32(1))]
-    assert doubled(jnp.float32(1)) == 2
-    assert [line[:33] for line in found.lines()] == ["anynan: doubled: nothing went bad"]
-
-
-@pytest.mark.parametrize("clear", [lambda step: step.clear_cache(), lambda _: jax.clear_caches()])
-def test_a_program_that_has_caches_cleared_has_its_functions_traced_anew(clear, found):
-    scale = [2.0]
-    step = jax.jit(lambda x: x * scale[0])
-    assert step(1.0) == 2
-    scale[0] = 3.0
-    assert step(1.0) == 2
-    clear(step)
-    assert step(1.0) == 3
-
-
-def test_static_numbers_of_other_types_are_others(found):
-    power = jax.jit(lambda x, n: x**n, static_argnums=1)
-    assert [power(2, n).dtype.kind for n in (2, 2.0, 2)] == ["i", "f", "i"]
-
-
-@pytest.mark.parametrize("make", [jax.jit, jax.grad, jax.value_and_grad, jax.vmap])
-def test_what_stands_for_a_function_is_copied_as_the_function_and_looks_like_it(make, found):
-    made = getattr(jax, make.__name__)(jnp.sin)
-    assert "anynan" not in f"{made!r} {made}"
-    given = jnp.ones(1) if make.__name__ == "vmap" else jnp.float32(1)
-    copied = copy.deepcopy(made)
-    assert type(copied).__module__ != "anynan.jax.watchall"
-    jax.tree.map(np.testing.assert_array_equal, copied(given), make(jnp.sin)(given))
-
-
-def test_a_step_with_a_module_is_traced_once(found):
-    traces = []
-    model = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
-
-    @jax.jit
-    def step(model, x):
-        traces.append(x)
-        return model(x)
-
-    step(model, jnp.ones((4, 3)))
-    assert len(traces) == 1
 
 
 # Outside of any jit.
