@@ -130,3 +130,18 @@ def test_a_compiled_function_is_transformed_as_it_is_and_watched_afterwards(name
     jax.tree.map(np.testing.assert_array_equal, transform(step, x), transform(plain, x))
     step(x)
     assert any(line.startswith("anynan: double: nothing went bad") for line in found.lines())
+
+
+@pytest.mark.parametrize("held", [lambda v: v, lambda v: [v], lambda v: {"v": v}])
+def test_an_nnx_variable_in_a_container_keeps_what_a_step_writes(held, found):
+    variable = nnx.Param(jnp.array(0.0))
+
+    @nnx.jit
+    def step(given):
+        for each in jax.tree.leaves(given, is_leaf=lambda x: isinstance(x, nnx.Variable)):
+            each[...] += 1
+
+    step(held(variable))
+    step(held(variable))
+    assert variable[...] == 2
+    assert any("runs unwatched" in line for line in found.lines())

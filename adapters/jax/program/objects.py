@@ -78,6 +78,26 @@ def refuse_shared(out: Any) -> None:
         raise ValueError(msg)
 
 
+def variables(given: Any) -> list[Any]:
+    """List what the nnx variables hold that are in containers, and in no object of the call's."""
+    nnx = sys.modules.get("flax.nnx")
+    if nnx is None:
+        return []
+    leaves = tree_util.tree_leaves(given, is_leaf=lambda x: isinstance(x, nnx.Variable))
+    return tree_util.tree_leaves([x for x in leaves if isinstance(x, nnx.Variable)])
+
+
+def refuse_changed(before: list[Any], after: list[Any]) -> None:
+    """Refuse a step that changes variables in containers: what it writes would be lost.
+
+    Raises:
+        ValueError: If it does.
+    """
+    if len(before) != len(after) or any(x is not y for x, y in zip(before, after, strict=True)):
+        msg = "it may change nnx variables in a container: give it the module that holds them"
+        raise ValueError(msg)
+
+
 def refuse_cycles(given: Any) -> None:
     """Refuse nnx objects that hold themselves: JAX would walk them without end.
 

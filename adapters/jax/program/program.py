@@ -24,7 +24,13 @@ from anynan.jax.graphs.stacks import MARK
 from anynan.jax.graphs.versions import settings
 from anynan.jax.program import signature
 from anynan.jax.program.evaluator import CALLBACKS, Evaluator, placed
-from anynan.jax.program.objects import Objects, objects_of, refuse_shared
+from anynan.jax.program.objects import (
+    Objects,
+    objects_of,
+    refuse_changed,
+    refuse_shared,
+    variables,
+)
 from anynan.jax.program.scopes import merges, named
 from anynan.jax.program.signature import Flat, Leaf, Slot
 from anynan.jax.program.trace import ShutError, UntraceableError, UnwatchableError, under_way
@@ -173,7 +179,9 @@ class Program:
     def _pure(self, fn: Callable[..., Any], flat: Flat) -> Callable[..., list[Any]]:
         def pure(*arrays: Any) -> list[Any]:
             args, kwargs = flat.arguments(arrays)
+            held = variables((args, kwargs))
             out = fn(*args, **kwargs)
+            refuse_changed(held, variables((args, kwargs)))
             refuse_shared(out[0] if self.stateful else out)
             self.out = signature.parted(out, plain=self.settings.plain)
             made, self.out = self.out.arrays, replace(self.out, arrays=[])
