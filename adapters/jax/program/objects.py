@@ -78,11 +78,18 @@ def refuse_shared(out: Any) -> None:
         raise ValueError(msg)
 
 
-def variables(given: Any) -> list[Any]:
-    """List what the nnx variables hold that are in containers, and in no object of the call's."""
+def variables(args: Any, kwargs: Any, *, split: bool) -> list[Any]:
+    """List what the nnx variables hold that are in containers, and in no object of the call's.
+
+    Args:
+        args: Arguments by position.
+        kwargs: Arguments by name.
+        split: Whether states stand for objects.
+    """
     nnx = sys.modules.get("flax.nnx")
     if nnx is None:
         return []
+    given = [x for x in (*args, *kwargs.values()) if not (split and isinstance(x, nnx.State))]
     leaves = tree_util.tree_leaves(given, is_leaf=lambda x: isinstance(x, nnx.Variable))
     return tree_util.tree_leaves([x for x in leaves if isinstance(x, nnx.Variable)])
 

@@ -179,9 +179,9 @@ class Program:
     def _pure(self, fn: Callable[..., Any], flat: Flat) -> Callable[..., list[Any]]:
         def pure(*arrays: Any) -> list[Any]:
             args, kwargs = flat.arguments(arrays)
-            held = variables((args, kwargs))
+            held = variables(args, kwargs, split=self.stateful)
             out = fn(*args, **kwargs)
-            refuse_changed(held, variables((args, kwargs)))
+            refuse_changed(held, variables(args, kwargs, split=self.stateful))
             refuse_shared(out[0] if self.stateful else out)
             self.out = signature.parted(out, plain=self.settings.plain)
             made, self.out = self.out.arrays, replace(self.out, arrays=[])
