@@ -74,6 +74,7 @@ _trackers: dict[Any, Tracker] = {}
 _compiled: weakref.WeakKeyDictionary[Any, set[Hashable]] = weakref.WeakKeyDictionary()
 _between: dict[Hashable, Tracker] = {}
 BETWEEN, LITTLE = 8, 1 << 20
+_config: Any = jax.config
 
 
 def watch_all(options: Options, found: Found) -> Callable[[], None]:
@@ -446,7 +447,7 @@ class Watched:
         """Call it, as one step."""
         _goes_on(self._found, self._options)
         # A tracked function that calls it sees all of it; without jit it is eager code.
-        if self._alone or tracing() or jax.config.jax_disable_jit:
+        if self._alone or tracing() or _config.jax_disable_jit:
             return self._fn(*args, **kwargs)
         tracker = self._tracker or self._track()
         if tracker is None:

@@ -108,8 +108,8 @@ class Program:
             with under_way(), named((fn, flat.arguments(flat.arrays), held), roots) as written:
                 self.closed = jax.make_jaxpr(self._pure(fn, flat))(*flat.arrays)
                 self.donated = self._donated()
-                bare = inner is not None and not written and self._bare()
-                if bare and (roots or merges(inner)):
+                known = written or not self._bare()
+                if inner is not None and not known and (roots or merges(inner)):
                     # A jitted function is traced once: before it was tracked, maybe, when its
                     # layers were not named.
                     self.closed = jax.make_jaxpr(self._pure(inner, flat))(*flat.arrays)
