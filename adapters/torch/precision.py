@@ -1,19 +1,21 @@
 """Run a target in a narrow dtype: weights and inputs cast, some modules kept in float32."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any
+from functools import lru_cache
+from typing import Any, ClassVar
 
 import torch
 
-from anynan._apps.precision.watch import Narrow
+from anynan._apps.precision.watch import Narrow, bound_of, factors_of
 from anynan._base.patches import Patches
 from anynan._readings.patterns import within
 from anynan._trace.op import Observed, Observer, Op, RerunError
 from anynan.torch.call.discovery import find_weights, named_models
 from anynan.torch.observe import Sight, TorchTarget
-from anynan.torch.private import DispatchMode, returns_of, tree_map, undispatched
+from anynan.torch.private import DispatchMode, StorageWeakRef, returns_of, tree_map, undispatched
 from anynan.torch.read.paths import clean_path, join
+from anynan.torch.read.probes import read_ends
 from anynan.torch.replay.operands import flat, rerun, shape_of
 
 _CODE = """\
@@ -39,6 +41,9 @@ _AUTOCAST = '''
     module.forward = torch.autocast("cuda", enabled=False)(module.forward)  # or "cpu"'''
 
 
+_PRODUCTS = frozenset({"matmul", "linear"})
+
+
 class Narrowed(TorchTarget, Narrow):
     """Run one target in narrow dtypes."""
 
@@ -59,6 +64,19 @@ class Narrowed(TorchTarget, Narrow):
     def observe(self, observer: Observer) -> Observed:
         """Run as it is, and show each operation."""
         return self._shown(*self.call[1:], observer, None)
+
+    def memory(self, x: torch.Tensor) -> tuple[Any, Any]:
+        """Give a tensor's storage, and which of that it is: however its dimensions lie."""
+        try:
+            storage = StorageWeakRef(x.untyped_storage())
+        except (NotImplementedError, RuntimeError):  # a class without one
+            return super().memory(x)
+        dense = 1
+        for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
+            if size != 1 and stride != dense:
+                return storage, (x.dtype, x.storage_offset(), x.shape, x.stride())
+            dense *= size
+        return storage, (x.dtype, x.storage_offset(), dense)
 
     def rounded(self, x: Any, dtype: str) -> Any:
         """Round a tensor to a dtype, and give it in its own again."""
@@ -119,20 +137,19 @@ class Narrowed(TorchTarget, Narrow):
                 if path in keep:  # what the model itself returns stays as it is
                     back = keep[path] and device is None and module not in self._models
                     _keep(stack, module, narrow, device, back=back)
-            return self._shown(args, kwargs, observer, None if own else narrow)
+            return self._shown(args, kwargs, observer, _Storing(narrow, own=own))
 
     def alone(self, observer: Observer, dtype: str, *, own: bool) -> Observed:
         """Run as it is while Keras's layers compute in a dtype."""
-        return self._shown(*self.call[1:], observer, None if own else getattr(torch, dtype))
+        return self._shown(*self.call[1:], observer, _Storing(getattr(torch, dtype), own=own))
 
     def _shown(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], observer: Observer,
-        narrow: torch.dtype | None,
+        kernels: "_Storing | None",
     ) -> Observed:  # fmt: skip
         with self._sight as sight:
-            if narrow is None:
-                return sight.run(args, kwargs, observer)
-            return sight.run(args, kwargs, _apart(observer), kernels=_Storing(narrow))
+            seen = observer if kernels is None else _apart(observer)
+            return sight.run(args, kwargs, seen, kernels=kernels)
 
     def code(self, dtype: str, how: str, keep: Mapping[str, bool], scale: float) -> str:
         """Write the code that keeps modules in float32, and scales the loss."""
@@ -190,27 +207,37 @@ class _Storing(DispatchMode):
 
     Args:
         narrow: The dtype.
+        own: Run the dtype's kernels all the same, but for products whose sums stay below half of
+            its largest number in whatever order they are added: on a CPU those are slow.
     """
 
-    def __init__(self, narrow: torch.dtype) -> None:
+    # Of operators, by the dtypes of their operands: the same in every run.
+    _known: ClassVar[dict[Any, list[torch.dtype | None] | None]] = {}
+
+    def __init__(self, narrow: torch.dtype, *, own: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._narrow = narrow
-        self._known: dict[Any, list[torch.dtype | None] | None] = {}
+        self._narrow, self._runs = narrow, own
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         del types
         kwargs, shape = kwargs or {}, shape_of(func)
+        if shape.view and not shape.written:
+            return func(*args, **kwargs)
         tensors = list(flat([*args, *kwargs.values()]))
         mine = any(x.dtype is self._narrow for x in tensors)
-        if not mine or _own(func, shape.argument_names) or (shape.view and not shape.written):
+        # A kernel refuses operands of two dtypes.
+        product = shape.name in _PRODUCTS and all(x.dtype is self._narrow for x in tensors)
+        if not mine or _own(func) or (self._runs and not product):
             return func(*args, **kwargs)
         given = {**dict(zip(shape.argument_names, args, strict=False)), **kwargs}
         targets = [x for name in shape.written for x in flat(given.get(name))]
         kinds = None if targets else self._kinds(func, tensors, args, kwargs)
         try:
             made = rerun(func, given, {}, {}, "float32")
+            if self._runs and not self._stays(func, given, made):
+                return func(*args, **kwargs)
         except RerunError:
             return func(*args, **kwargs)
         if targets and len(made) == len(targets):
@@ -227,6 +254,19 @@ class _Storing(DispatchMode):
             return outs
         return outs[0] if len(given_back) == 1 else tuple(outs)
 
+    def _stays(self, func: Any, given: Mapping[str, Any], made: Sequence[torch.Tensor]) -> bool:
+        """Tell whether the sums of a product stay below half of the largest number."""
+        half = torch.finfo(self._narrow).max / 2
+        tensors = {name: x for name, x in given.items() if isinstance(x, torch.Tensor)}
+        sizes = {name: (x.numel(), _largest(x)) for name, x in tensors.items()}
+        factors = [given.get(name, 1) for name in ("alpha", "beta")]
+        if factors != [1, 1] or len(factors_of(list(sizes))) != 2:
+            return False
+        if bound_of(shape_of(func).name, sizes, made[0].numel()) < half:
+            return True
+        again = rerun(func, given, {}, {name: x.abs() for name, x in tensors.items()}, "float32")
+        return all(_largest(x) < half for x in again)
+
     def _kinds(
         self, func: Any, tensors: list[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> list[torch.dtype | None] | None:
@@ -235,7 +275,8 @@ class _Storing(DispatchMode):
         A gradient that nobody wants is None there.
         """
         words = tuple(x for x in (*args, *kwargs.values()) if isinstance(x, torch.dtype | bool))
-        key = (func, words, tuple((x.dtype, not x.ndim) for x in tensors))
+        kinds = tuple((x.dtype, not x.ndim) for x in tensors)
+        key = (func, words, kinds, torch.get_default_dtype())
         if key not in self._known:
             self._known[key] = None
             if {*returns_of(func)} in ({"Tensor"}, {"List[Tensor]"}):
@@ -249,14 +290,19 @@ class _Storing(DispatchMode):
         return self._known[key]
 
 
-def _own(func: Any, names: Collection[str]) -> bool:
+def _largest(x: torch.Tensor) -> float:
+    return max(map(abs, read_ends(x))) if x.numel() else 0.0
+
+
+@lru_cache(maxsize=4096)
+def _own(func: Any) -> bool:
     """Tell whether PyTorch's own kernel has to run.
 
     A loss stores its elements in the dtype before it adds them up, batch normalisation writes
     what its schema does not say, and another kernel may draw other random numbers.
     """
     draws = torch.Tag.nondeterministic_seeded in func.tags and "attention" not in str(func)
-    return draws or not {"reduction", "running_mean"}.isdisjoint(names)
+    return draws or not {"reduction", "running_mean"}.isdisjoint(shape_of(func).argument_names)
 
 
 def _apart(observer: Observer) -> Observer:

@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import lru_cache
 from operator import attrgetter, methodcaller
 from types import CodeType
 from typing import Any
@@ -60,14 +61,16 @@ def nodes_before(node: Any) -> list[Any]:
     return [each for each, _ in node.next_functions if each is not None]
 
 
-def arguments_of(operator: Any) -> list[Any]:
+@lru_cache(maxsize=4096)
+def arguments_of(operator: Any) -> tuple[Any, ...]:
     """List the arguments that an operator declares: their names, their types, how to pass them."""
-    return list(operator._schema.arguments)
+    return tuple(operator._schema.arguments)
 
 
-def returns_of(operator: Any) -> list[str]:
+@lru_cache(maxsize=4096)
+def returns_of(operator: Any) -> tuple[str, ...]:
     """List the types that an operator declares to give."""
-    return [str(each.type) for each in operator._schema.returns]
+    return tuple(str(each.type) for each in operator._schema.returns)
 
 
 def functional(operator: Any) -> Any:

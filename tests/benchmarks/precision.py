@@ -140,6 +140,7 @@ def half(value: Any, dtype: torch.dtype) -> Any:
 
 def in_float32(step: Callable[..., Any], model: Any) -> set[tuple[str, str]]:
     """Tell where float32 itself makes NaN or Inf of finite numbers: passes and lines."""
+    model = copy.deepcopy(model)  # no gradient of this run is added to another's
     exact = Judge(model, None)
     with exact:
         step(model)

@@ -228,16 +228,26 @@ def rerun(
 
     try:
         with torch.no_grad():
-            schema = arguments_of(func)
-            writes = any(a.alias_info is not None and a.alias_info.is_write for a in schema)
-            out = {a.name for a in schema if a.is_out}  # a gradient may take one of that name
+            plain, out, positional = _unwriting(func)
             new = {name: new_of(name, x) for name, x in arguments.items() if name not in out}
-            positional = [a.name for a in schema if not a.kwarg_only]
             args = [new.pop(name) for name in positional if name in new]
-            return list(flat((functional(func) if writes else func)(*args, **new)))
+            return list(flat(plain(*args, **new)))
     except Exception as error:
         msg = f"{func} cannot be run again: {reason(error)}"
         raise RerunError(msg) from error
+
+
+@lru_cache(maxsize=4096)
+def _unwriting(func: Any) -> tuple[Any, frozenset[str], tuple[str, ...]]:
+    """Give what computes the same and writes nothing, and which arguments that takes no more.
+
+    The last are the names of those that are given by their place.
+    """
+    schema = arguments_of(func)
+    writes = any(a.alias_info is not None and a.alias_info.is_write for a in schema)
+    out = frozenset(a.name for a in schema if a.is_out)  # a gradient may take one of that name
+    positional = tuple(a.name for a in schema if not a.kwarg_only)
+    return functional(func) if writes else func, out, positional
 
 
 def _cast(value: Any, target: torch.dtype) -> Any:

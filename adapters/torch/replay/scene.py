@@ -120,7 +120,7 @@ class Scene:
             if not watcher.mine():
                 return
             call = next((n for known, n in reversed(watcher.layers) if known == path), 0)
-            if output is not None and path in watched:
+            if output is not None and path in watched and watcher.observer is None:
                 # What checkpointing runs again was passed before.
                 first = None if watcher.in_backward() else call
                 for name, x in tensors(output, "output", objects=True):

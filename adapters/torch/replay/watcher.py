@@ -185,6 +185,8 @@ class Watcher(DispatchMode):
         self._shown += 1
         if made is not None:
             made.number = op.number
+            if not op.native:
+                op.source = made.source
         instead = observer(op)
         op.frame = None  # it holds what the program has there
         if instead is not None:
@@ -297,7 +299,7 @@ class Watcher(DispatchMode):
             x: The tensor.
             call: Which call of the layer, for a place that is read in a first run, too.
         """
-        if self.busy:
+        if self.busy or self.observer is not None:
             return
         self.busy = True
         try:

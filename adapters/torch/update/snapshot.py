@@ -72,7 +72,7 @@ def stateful_objects(fn: Any, batches: Any, state: list[Any] | None) -> list[Any
         raise ValueError(msg)
     trained = {id(p) for m in objects if isinstance(m, torch.nn.Module) for p in m.parameters()}
     known = {id(item) for item in objects}
-    living = [item for item in gc.get_objects() if issubclass(type(item), OPEN)]
+    living = _living(OPEN)
     for item in living:
         if isinstance(item, torch.optim.Optimizer) and (
             id(item) in known
@@ -93,6 +93,16 @@ def stateful_objects(fn: Any, batches: Any, state: list[Any] | None) -> list[Any
         holders += [inner, getattr(inner, "sampler", None)]
     drawn = [getattr(holder, "generator", None) for holder in holders]
     return objects + [item for item in drawn if isinstance(item, torch.Generator)]
+
+
+def _living(kinds: tuple[type, ...]) -> list[Any]:
+    """List the objects of some classes that are alive.
+
+    The heap has hundreds of thousands of objects, and a few thousand types.
+    """
+    heap = gc.get_objects()
+    mine = {kind for kind in {*map(type, heap)} if issubclass(kind, kinds)}
+    return [item for item in heap if type(item) in mine] if mine else []
 
 
 class Snapshot:

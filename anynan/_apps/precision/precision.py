@@ -9,7 +9,6 @@ import numpy as np
 
 from anynan._apps.precision.messages import DOES_NOT_RUN
 from anynan._apps.precision.plan import Line, Plan, Search, Trial, inside
-from anynan._apps.precision.ranges import measured
 from anynan._apps.precision.report import PrecisionReport
 from anynan._apps.precision.watch import PLACING, Break, Breaks, How, Narrow, Ranges, Row, bits_of
 from anynan._arrays.containers import leaves
@@ -18,7 +17,7 @@ from anynan._base.messages import left
 from anynan._files.formats import Format, target_of
 from anynan._trace.op import Observed
 from anynan.errors import reason
-from anynan.events import Source
+from anynan.events import Phase, Source
 from anynan.options import CHECKS, Names
 
 _PRODUCTS = frozenset({"matmul", "linear", "convolution", "einsum", "attention"})
@@ -110,8 +109,9 @@ class _Asking:
         """Run, judge, plan."""
         name = self.form.name
         ranges = Ranges(self.narrow, self.form, errors=errors)
+        given = list(self._given(ranges))
         self.exact = self._whole(self.narrow.observe(ranges))
-        rows = [*self._given(), *ranges.rows]
+        rows = [*given, *ranges.rows]
         if self.form.width == 8:
             products = tuple(row for row in rows if row.kernel in _PRODUCTS)
             return PrecisionReport(name, "operands", products, notes=tuple(self.notes))
@@ -134,14 +134,13 @@ class _Asking:
             raise seen.error
         return seen
 
-    def _given(self) -> Iterator[Row]:
+    def _given(self, ranges: Ranges) -> Iterator[Row]:
         """Walk what comes in and is cast."""
         for name, layer, x in self.narrow.given():
-            numbers = self.narrow.numbers(x)
-            if numbers is not None and numbers.size:
-                phase = "input" if layer is None else "parameter"
-                found = measured(numbers)
-                yield Row((phase, name), name, "cast", layer, phase, None, {}, found)  # type: ignore[arg-type]
+            found = ranges.range(x)
+            if found is not None and found.size:
+                phase: Phase = "input" if layer is None else "parameter"
+                yield Row((phase, name), name, "cast", layer, phase, None, {}, found)
 
     def _cast(self, rows: list[Row]) -> Iterator[Break]:
         """Walk the weights and inputs that overflow as they are cast."""

@@ -59,8 +59,9 @@ class Narrow(Target):
             dtype: The dtype.
             how: ``cast`` or ``autocast``.
             keep: Layers to keep in float32, with whether their results are cast back.
-            own: Run the framework's kernels for the dtype. Else compute in float32 where that is
-                possible, and store what comes out in the dtype.
+            own: Run the framework's kernels for the dtype, but where float32 is sure to tell the
+                same. Else compute in float32 where that is possible, and store what comes out in
+                the dtype.
 
         Raises:
             ValueError: If it cannot be run in this way.
@@ -73,6 +74,14 @@ class Narrow(Target):
         """Round an array to a dtype, and give it in its own again."""
         there = self.numbers(self.cast(x, dtype))
         return x if there is None or there.dtype.kind == "c" else self.like(there, x)
+
+    def memory(self, x: Any) -> tuple[Any, Any]:
+        """Give whose memory an array's numbers are in, and which of that they are.
+
+        A write to an array of the same memory may change them; what is equal in both has the same
+        numbers until then.
+        """
+        return None, _Itself(x)
 
     def bounded(self, x: Any, top: float) -> Any:
         """Put the largest number in the place of Inf, and 0 in that of NaN."""
@@ -110,6 +119,25 @@ class Narrow(Target):
         """Write the code that keeps layers in float32, and scales the loss."""
         del dtype, how, keep
         return f"loss_scale = {scale:g}  # divide the gradients by it" if scale != 1 else ""
+
+
+class _Itself:
+    """Stand for an array while it lives."""
+
+    __slots__ = ("_number", "_of")
+
+    def __init__(self, x: Any) -> None:
+        self._number = id(x)
+        try:
+            self._of: Callable[[], Any] = weakref.ref(x)
+        except TypeError:  # a scalar
+            self._of = lambda: x
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Itself) and self._of() is other._of() is not None
+
+    def __hash__(self) -> int:
+        return self._number
 
 
 def refuse(how: str, framework: str) -> None:
@@ -204,24 +232,31 @@ class Ranges:
     def __init__(self, narrow: Narrow, form: Format, *, errors: bool = False) -> None:
         self.rows: list[Row] = []
         self._narrow, self._form, self._wrong, self._places = narrow, form, errors, Places()
-        self._known: dict[int, tuple[weakref.ref[Any], Range]] = {}
+        # By whose memory they are in, and which of that they are: None for no numbers.
+        self._known: dict[Any, dict[Any, Range | None]] = {}
 
     def __call__(self, op: Op) -> None:
         """Take one operation down."""
-        made = [x for x in op.outputs if self._narrow.numbers(x) is not None]
-        if not made or op.blank:
+        if op.blank:
             return
         if op.written:  # what was measured may have changed
-            self._known.clear()
-        source = op.source
-        inputs = [(name, x) for name, x in op.inputs if self._narrow.numbers(x) is not None]
-        operands = {name: self._range(x) for name, x in inputs}
-        result = widest([self._range(x) for x in made])
+            for x in op.outputs:
+                if self._narrow.is_array(x):
+                    self._known.pop(self._narrow.memory(x)[0], None)
+        made = [(x, found) for x in op.outputs if (found := self.range(x)) is not None]
+        if not made:
+            return
+        source, inputs, operands = op.source, list[tuple[str, Any]](), dict[str, Range]()
+        for name, x in op.inputs:
+            if (found := self.range(x)) is not None:
+                inputs.append((name, x))
+                operands[name] = found
+        result = widest([found for _, found in made])
         partial = error = rounding = None
         if op.kernel in SUMMING:
             partial = self._partial(op, inputs, operands, result)
         if self._wrong and op.kernel not in PLACING:
-            error, rounding = self._errors(op, inputs, made[0], self._form.name)
+            error, rounding = self._errors(op, inputs, made[0][0], self._form.name)
         self.rows.append(
             Row(
                 self._places.of(op, source), op.name, op.kernel, op.layer, op.phase, source,
@@ -229,43 +264,34 @@ class Ranges:
             )
         )  # fmt: skip
 
-    def _range(self, x: Any) -> Range:
-        held = self._known.get(id(x))
-        if held is not None and held[0]() is x:
-            return held[1]
-        numbers = self._narrow.numbers(x)
-        assert numbers is not None
-        found = measured(numbers)
-        with suppress(TypeError):  # what cannot be referred to is measured each time
-            self._known[id(x)] = (weakref.ref(x), found)
-        return found
+    def range(self, x: Any) -> Range | None:
+        """Measure an array, if that was not done yet; None for what has no numbers."""
+        if not self._narrow.is_array(x):
+            return None
+        whose, part = self._narrow.memory(x)
+        known = self._known.setdefault(whose, {})
+        if part not in known:
+            numbers = self._narrow.numbers(x)
+            known[part] = None if numbers is None else measured(numbers)
+        return known[part]
 
     def _partial(
         self, op: Op, inputs: Sequence[tuple[str, Any]], operands: Mapping[str, Range],
         result: Range,
     ) -> float | None:  # fmt: skip
-        """Bound the partial sums: by sizes, and by a run with magnitudes where these are near.
-
-        Of a product of matrices, ``max|a| * max|b|`` times the terms of each sum is a bound.
-        """
+        """Bound the partial sums by sizes; where only that bound is beyond, run with magnitudes."""
         if op.kernel == "vector_norm":
             return result.largest**2
-        factors = [operands[name] for name in factors_of(list(operands))]
-        terms = max((each.size for each in factors), default=0) / max(result.size, 1)
-        if op.kernel == "mean":
-            return math.prod(each.largest for each in factors[:1]) * terms
-        if op.kernel in ("matmul", "linear") and len(factors) == 2:
-            terms = math.sqrt(factors[0].size * factors[1].size / max(result.size, 1))
-            added = sum(each.largest for each in operands.values() if each not in factors)
-            bound = factors[0].largest * factors[1].largest * terms + added
-            if bound < self._form.overflows:
-                return bound
-        try:
-            found = op.rerun({name: abs(x) for name, x in inputs if name != "bias"})
-        except (RerunError, TypeError):
-            return None
-        sizes = [x for x in map(self._narrow.numbers, found) if x is not None and x.size]
-        return float(np.abs(sizes[0]).max()) if sizes else None
+        sizes = {name: (each.size, each.largest) for name, each in operands.items()}
+        bound = bound_of(op.kernel, sizes, result.size)
+        if result.largest < self._form.overflows <= bound:
+            try:
+                found = op.rerun({name: abs(x) for name, x in inputs if name != "bias"})
+            except (RerunError, TypeError):
+                return None
+            made = [x for x in map(self._narrow.numbers, found) if x is not None and x.size]
+            return float(np.abs(made[0]).max()) if made else None
+        return bound
 
     def _errors(
         self, op: Op, inputs: Sequence[tuple[str, Any]], exact: Any, dtype: str
@@ -280,8 +306,30 @@ class Ranges:
 
 def factors_of(names: Sequence[str]) -> list[str]:
     """Give which of a product's operands are multiplied: no bias."""
-    added = "self" if {"mat1", "batch1"} & {*names} else "bias"
+    added = "self" if {"mat1", "batch1", "mat", "vec1"} & {*names} else "bias"
     return [name for name in names if name != added]
+
+
+def bound_of(kernel: str, operands: Mapping[str, tuple[int, float]], size: int) -> float:
+    """Bound what a sum can reach on its way, in whatever order it is added.
+
+    Args:
+        kernel: What adds up.
+        operands: Size and largest magnitude of what it works on, by name.
+        size: How many elements it makes.
+    """
+    factors = factors_of(list(operands))
+    sizes = [operands[name][0] for name in factors]
+    if kernel in ("matmul", "linear") and len(factors) == 2:
+        terms = math.sqrt(math.prod(sizes) / max(size, 1))
+    elif kernel == "convolution" and len(factors) == 2:  # none is taken twice
+        terms = min(sizes)
+    elif kernel in ("sum", "mean"):
+        terms = max(sizes, default=0) / max(size, 1)
+    else:
+        terms = math.prod(sizes)
+    added = sum(largest for name, (_, largest) in operands.items() if name not in factors)
+    return math.prod(operands[name][1] for name in factors) * terms + added
 
 
 def _distance(run: Callable[[], Sequence[Any]], exact: Any, narrow: Narrow) -> float | None:
@@ -331,11 +379,14 @@ class Breaks:
     def __call__(self, op: Op) -> Sequence[Any] | None:
         """Look at one operation."""
         made = list(op.outputs)
-        if op.blank or all(self._narrow.numbers(x) is None for x in made):
+        numbers = [self._narrow.numbers(x) for x in made]
+        if op.blank or all(x is None for x in numbers):
             return None
         source = op.source
         place, outs = self._places.of(op, source), self._changed(op, source, made)
-        broken = [not self._finite(x) for x in outs]
+        if outs is not made:
+            numbers = [self._narrow.numbers(x) for x in outs]
+        broken = [x is not None and not finite(x) for x in numbers]
         kind = self._kind(op, outs) if any(broken) and place not in self._bad else None
         if kind is not None:
             self.found.append(Break(place, op.name, op.layer, op.phase, source, kind))
@@ -355,10 +406,6 @@ class Breaks:
             with suppress(RerunError):
                 outs = list(op.rerun(dtype="float32"))
         return outs
-
-    def _finite(self, x: Any) -> bool:
-        numbers = self._narrow.numbers(x)
-        return numbers is None or finite(numbers)
 
     def _kind(self, op: Op, outs: Sequence[Any]) -> Literal["overflow", "nan"] | None:
         """Tell what an operation broke: None where what it was given was bad, or it was meant."""
