@@ -52,7 +52,8 @@ class _Mixed(Narrow):
     def __init__(self, inner: Any, layers: Mapping[str, Any]) -> None:
         super().__init__(*inner.call)
         self._inner, self._layers = inner, layers
-        for name in ("replaces", "observe", "is_array", "host", "like", "cast", "bounded"):
+        parts = ("replaces", "observe", "is_array", "host", "like", "cast", "bounded", "memory")
+        for name in parts:
             setattr(self, name, getattr(inner, name))
 
     def run(

@@ -65,7 +65,7 @@ class Narrowed(TorchTarget, Narrow):
         """Run as it is, and show each operation."""
         return self._shown(*self.call[1:], observer, None)
 
-    def memory(self, x: torch.Tensor) -> tuple[Any, Any]:
+    def memory(self, x: torch.Tensor) -> tuple[Any, Any, Any]:
         """Give a tensor's storage, and which of that it is: however its dimensions lie."""
         try:
             storage = StorageWeakRef(x.untyped_storage())
@@ -74,9 +74,9 @@ class Narrowed(TorchTarget, Narrow):
         dense = 1
         for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
             if size != 1 and stride != dense:
-                return storage, (x.dtype, x.storage_offset(), x.shape, x.stride())
+                return storage, (x.dtype, x.storage_offset(), x.shape, x.stride()), None
             dense *= size
-        return storage, (x.dtype, x.storage_offset(), dense)
+        return storage, (x.dtype, x.storage_offset(), dense), None
 
     def rounded(self, x: Any, dtype: str) -> Any:
         """Round a tensor to a dtype, and give it in its own again."""
@@ -203,7 +203,8 @@ class _Storing(DispatchMode):
     """Compute in float32 what PyTorch computes in a dtype, and store it in that.
 
     What it gives has the dtypes that PyTorch's own kernels give, so that the program and autograd
-    do as they do there; no kernel of the dtype runs.
+    do as they do there; no kernel of the dtype runs, but of what writes into a tensor: those
+    compute each element in float32.
 
     Args:
         narrow: The dtype.
@@ -223,7 +224,7 @@ class _Storing(DispatchMode):
     ) -> Any:
         del types
         kwargs, shape = kwargs or {}, shape_of(func)
-        if shape.view and not shape.written:
+        if shape.view or shape.written:
             return func(*args, **kwargs)
         tensors = list(flat([*args, *kwargs.values()]))
         mine = any(x.dtype is self._narrow for x in tensors)
@@ -232,19 +233,13 @@ class _Storing(DispatchMode):
         if not mine or _own(func) or (self._runs and not product):
             return func(*args, **kwargs)
         given = {**dict(zip(shape.argument_names, args, strict=False)), **kwargs}
-        targets = [x for name in shape.written for x in flat(given.get(name))]
-        kinds = None if targets else self._kinds(func, tensors, args, kwargs)
+        kinds = self._kinds(func, tensors, args, kwargs)
         try:
             made = rerun(func, given, {}, {}, "float32")
             if self._runs and not self._stays(func, given, made):
                 return func(*args, **kwargs)
         except RerunError:
             return func(*args, **kwargs)
-        if targets and len(made) == len(targets):
-            for target, x in zip(targets, made, strict=True):
-                target.copy_(x)
-            first = given[shape.written[0]]
-            return first if returns_of(func) else None
         if kinds is None or sum(kind is not None for kind in kinds) != len(made):
             return func(*args, **kwargs)
         left = iter(made)
@@ -298,11 +293,11 @@ def _largest(x: torch.Tensor) -> float:
 def _own(func: Any) -> bool:
     """Tell whether PyTorch's own kernel has to run.
 
-    A loss stores its elements in the dtype before it adds them up, batch normalisation writes
-    what its schema does not say, and another kernel may draw other random numbers.
+    A loss stores its elements in the dtype before it adds them up, and another kernel may draw
+    other random numbers.
     """
     draws = torch.Tag.nondeterministic_seeded in func.tags and "attention" not in str(func)
-    return draws or not {"reduction", "running_mean"}.isdisjoint(shape_of(func).argument_names)
+    return draws or "reduction" in shape_of(func).argument_names
 
 
 def _apart(observer: Observer) -> Observer:

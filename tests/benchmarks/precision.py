@@ -1,6 +1,7 @@
 """What ``anynan.precision`` says breaks first, against what really breaks in PyTorch's own float16.
 
-``python -m tests.benchmarks.precision [ARCHITECTURE...]`` prints the tables of
+``python -m tests.benchmarks.precision PART OUT.jsonl [ARCHITECTURE...]`` adds the pairs of a part
+to a file; ``table OUT.jsonl...`` counts them and ``cost`` times a report, both into
 docs/precision.md. The judge knows nothing of anynan: a mode that looks at every operation of a
 model after ``.half()``, or of a step under ``torch.autocast``, and notes the first that makes NaN
 or Inf of finite numbers, with the module that runs and the line that called PyTorch.
@@ -11,6 +12,7 @@ import itertools
 import json
 import os
 import re
+import statistics
 import sys
 import time
 import warnings
@@ -30,9 +32,12 @@ import anynan
 from anynan._apps.precision.precision import _Asking
 from anynan.torch.precision import Narrowed
 from anynan.torch.replay.names import canonical
-from tests.benchmarks.gpt import LARGE, training
+from tests.benchmarks.gpt import LARGE, SMALL, training
+from tests.benchmarks.timing import machine, publish
 from tests.wild.suites import transformers as suite
 
+PAGE = Path("docs/precision.md")
+WAYS = {"cast": "`.half()`", "autocast": "autocast"}
 FACTORS = [4.0**k for k in range(1, 14)]
 PLACING = ("full", "fill", "masked_fill", "where", "scalar_tensor", "triu", "tril", "pad")
 
@@ -420,36 +425,65 @@ def exhaustive(kind: str) -> Iterator[dict[str, Any]]:
         break
 
 
-def cost() -> None:
-    """Print how many eager steps of the large GPT a report without a plan takes: it breaks, fits.
+def counted(paths: list[str]) -> None:
+    """Count the pairs of files, and write the table into the page."""
+    texts = [text for path in paths for text in Path(path).read_text().splitlines()]
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for row in map(json.loads, texts):
+        if row["phase"] in ("forward", "backward"):
+            groups.setdefault(f"{row['phase']}, {WAYS[row['how']]}", []).append(row)
+    lines = [
+        "| pairs | models | in float32 arithmetic | and in kernels | by size | called fits |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, rows in sorted(groups.items()):
+        said = [row["said"] for row in rows]
+        right = [sum(each[way] == "right" for each in said) for way in ("alone", "whole", "ranges")]
+        fits = sum(each["whole"] == "fits" for each in said)
+        models = len({row["kind"] for row in rows})
+        cells = [f"{count} of {len(rows)}" for count in (*right, fits)]
+        lines.append(f"| {name} | {models} | {' | '.join(cells)} |")
+    packages = f"torch {torch.__version__}", f"transformers {transformers.__version__}"
+    publish("pairs", "\n".join([*lines, "", machine(*packages) + ".", ""]), PAGE)
 
-    The step takes no update, which breaks in float16 whatever the weights are.
+
+def cost(rounds: int = 15) -> None:
+    """Time a report in eager steps of a GPT: without a plan and with one, where it breaks and fits.
+
+    A step is a forward and a backward pass; an update breaks in float16 whatever the weights are.
+    Step and report take turns, and the medians are compared.
     """
-    model, _ = training(LARGE)
-    tokens = torch.randint(0, LARGE.vocabulary, (LARGE.batch, LARGE.length))
-
-    def step() -> None:
-        logits = model(tokens).flatten(0, 1).float()
-        torch.nn.functional.cross_entropy(logits, tokens.flatten()).backward()
-
-    def least(run: Callable[[], object]) -> float:
-        run()
-        found = []
-        for _ in range(5):
-            started = time.perf_counter()
-            run()
-            found.append(time.perf_counter() - started)
-        return min(found)
-
-    for what, factor in (("breaks", 1e7), ("fits", 1.0)):
+    lines = [
+        "| step | forward and backward | without a plan | with one | runs of it |",
+        "|---|---|---|---|---|",
+    ]
+    for size, what in itertools.product((LARGE, SMALL), ("breaks", "fits")):
+        model, _ = training(size)
+        tokens = torch.randint(0, size.vocabulary, (size.batch, size.length))
         with torch.no_grad():
-            model.head.weight.mul_(factor)
-        eager = least(step)
-        report = anynan.precision(step, plan=False)
-        took = least(lambda: anynan.precision(step, plan=False))
-        print(f"{what}: {took / eager:.2f} eager steps ({report.sentence()[:60]})")
-        with torch.no_grad():
-            model.head.weight.div_(factor)
+            model.head.weight.mul_(1e7 if what == "breaks" else 1.0)
+
+        def step(model: Any = model, tokens: Any = tokens) -> None:
+            logits = model(tokens).flatten(0, 1).float()
+            torch.nn.functional.cross_entropy(logits, tokens.flatten()).backward()
+
+        ways: list[Callable[[], Any]] = [
+            step, lambda: anynan.precision(step, plan=False), lambda: anynan.precision(step),
+        ]  # fmt: skip
+        found: list[list[float]] = [[], [], []]
+        for turn in range(rounds + 1):
+            for way, times in zip(ways, found, strict=True):
+                started = time.process_time()
+                report = way()
+                if turn:  # the first one warms up
+                    times.append(time.process_time() - started)
+        eager, without, planned = map(statistics.median, found)
+        runs = 0 if report.plan is None else report.plan.runs
+        lines.append(
+            f"| {size.name}, {what} | {1000 * eager:.1f} ms | {without / eager:.1f} steps, "
+            f"{1000 * without:.0f} ms | {planned / eager:.1f} steps | {runs} |"
+        )
+    publish("cost", "\n".join([*lines, "", machine(f"torch {torch.__version__}") + ".", ""]), PAGE)
 
 
 PARTS = {
@@ -463,8 +497,8 @@ PARTS = {
 def main() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    if sys.argv[1:] == ["cost"]:
-        cost()
+    if sys.argv[1] in ("cost", "table"):
+        cost(*map(int, sys.argv[2:])) if sys.argv[1] == "cost" else counted(sys.argv[2:])
         return
     part, name, *kinds = sys.argv[1:]
     path = Path(name)

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from anynan._apps.precision.watch import Break, Row
 from anynan._files.formats import Format
@@ -51,17 +50,6 @@ class Trial:
     error: bool = False
 
 
-class Run(Protocol):
-    """Run with layers and lines in float32, at a loss scale."""
-
-    def __call__(
-        self, layers: Mapping[str, bool], lines: Collection[Line], scale: float, *,
-        going: bool, own: bool,
-    ) -> Trial:  # fmt: skip
-        """Run; ``going`` on past what breaks, with the framework's ``own`` kernels."""
-        ...
-
-
 def inside(layer: str | None, kept: Collection[str]) -> str | None:
     """Give which of the kept layers a layer is, or is in; None if it is in none."""
     if layer is None:
@@ -106,7 +94,8 @@ class Search:
     """Look for the smallest plan.
 
     Args:
-        run: Runs with a plan in place.
+        run: Runs with layers and lines in float32, at a loss scale: ``going`` on past what breaks,
+            with the framework's ``own`` kernels.
         sizes: The layers that can be kept, with the elements of their weights.
         tied: Gives the layers that share a weight with a layer.
         rows: Of the float32 run.
@@ -117,7 +106,7 @@ class Search:
             for lines.
     """
 
-    run: Run
+    run: Callable[..., Trial]
     sizes: Mapping[str, int]
     tied: Callable[[str], Collection[str]]
     rows: Sequence[Row]

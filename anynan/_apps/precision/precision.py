@@ -120,7 +120,9 @@ class _Asking:
             for row in rows
             if row.result.bad and not any(x.bad for x in row.operands.values())
         }
-        self.cast = [] if self.how == "autocast" else list(self._cast(rows))
+        # The weights and inputs that overflow as they are cast.
+        cast = [] if self.how == "autocast" else [row for row in rows if row.kernel == "cast"]
+        self.cast = [_broken(row) for row in cast if row.result.bits(self.form) <= 0]
         breaks = bits_of([*self.cast, *self._first(rows)], rows, self.form)
         found = self._plan(breaks, rows) if plan and breaks and self.ran else None
         code = "" if found is None else self._code(found)
@@ -140,13 +142,7 @@ class _Asking:
             found = ranges.range(x)
             if found is not None and found.size:
                 phase: Phase = "input" if layer is None else "parameter"
-                yield Row((phase, name), name, "cast", layer, phase, None, {}, found)
-
-    def _cast(self, rows: list[Row]) -> Iterator[Break]:
-        """Walk the weights and inputs that overflow as they are cast."""
-        for row in rows:
-            if row.kernel == "cast" and row.result.bits(self.form) <= 0:
-                yield Break(row.place, row.name, row.layer, row.phase, None, "overflow")
+                yield Row((phase, name), name, layer, phase, None, "cast", {}, found)
 
     def _first(self, rows: list[Row]) -> list[Break]:
         """Run in the dtype, past what breaks; if nothing does, with the framework's kernels."""
@@ -166,7 +162,7 @@ class _Asking:
         for row in rows:
             made = row.kernel not in {*PLACING, "cast"} and row.result.bits(self.form) <= 0
             if made and all(x.bits(self.form) > 0 for x in row.operands.values()):
-                yield Break(row.place, row.name, row.layer, row.phase, row.source, "overflow")
+                yield _broken(row)
 
     def _plan(self, breaks: list[Break], rows: list[Row]) -> Plan:
         """Look for a plan; where the framework's kernels refute it, look with those."""
@@ -234,6 +230,10 @@ class _Asking:
         how = self.narrow.widening if self.how == "cast" else self.narrow.outside
         lines = [f"# {file}:{line} in float32: {how}" for file, line in found.lines]
         return "\n".join([text, *lines]).strip()
+
+
+def _broken(row: Row) -> Break:
+    return Break(row.place, row.name, row.layer, row.phase, row.source, "overflow")
 
 
 def _at(source: Source | None, lines: Collection[Line]) -> bool:

@@ -5,7 +5,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -75,13 +75,13 @@ class Narrow(Target):
         there = self.numbers(self.cast(x, dtype))
         return x if there is None or there.dtype.kind == "c" else self.like(there, x)
 
-    def memory(self, x: Any) -> tuple[Any, Any]:
-        """Give whose memory an array's numbers are in, and which of that they are.
+    def memory(self, x: Any) -> tuple[Any, Any, Callable[[], Any] | None]:
+        """Give whose memory an array's numbers are in, which of that they are, and who has to live.
 
         A write to an array of the same memory may change them; what is equal in both has the same
-        numbers until then.
+        numbers until then. The last gives the array while that holds; None if it always does.
         """
-        return None, _Itself(x)
+        return None, id(x), (lambda: x) if isinstance(x, np.generic) else weakref.ref(x)
 
     def bounded(self, x: Any, top: float) -> Any:
         """Put the largest number in the place of Inf, and 0 in that of NaN."""
@@ -121,25 +121,6 @@ class Narrow(Target):
         return f"loss_scale = {scale:g}  # divide the gradients by it" if scale != 1 else ""
 
 
-class _Itself:
-    """Stand for an array while it lives."""
-
-    __slots__ = ("_number", "_of")
-
-    def __init__(self, x: Any) -> None:
-        self._number = id(x)
-        try:
-            self._of: Callable[[], Any] = weakref.ref(x)
-        except TypeError:  # a scalar
-            self._of = lambda: x
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Itself) and self._of() is other._of() is not None
-
-    def __hash__(self) -> int:
-        return self._number
-
-
 def refuse(how: str, framework: str) -> None:
     """Refuse autocast where there is none.
 
@@ -152,17 +133,31 @@ def refuse(how: str, framework: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """Hold what one operation did in the float32 run.
+class At:
+    """Tell which operation of a run it is.
 
     Attributes:
         place: What tells it from the others of the run.
         name: What it is called; of a gradient, what the forward operation is.
-        kernel: What computes it.
         layer: Path of the layer whose code it is in; None outside of every layer.
         phase: ``forward``, ``loss``, ``backward`` or ``optimizer``; ``parameter`` or ``input``
             for what comes in and is cast.
         source: The user's line.
+    """
+
+    place: Place
+    name: str
+    layer: str | None
+    phase: Phase
+    source: Source | None
+
+
+@dataclass(frozen=True, slots=True)
+class Row(At):
+    """Hold what one operation did in the float32 run.
+
+    Attributes:
+        kernel: What computes it.
         operands: Magnitudes of what it works on, by name.
         result: Magnitudes of what it makes.
         partial: The largest that a partial sum can be, for what adds up; None for all else.
@@ -170,38 +165,23 @@ class Row:
         rounding: How far off it is when only its operands are rounded, relative.
     """
 
-    place: Place
-    name: str
     kernel: str
-    layer: str | None
-    phase: Phase
-    source: Source | None
-    operands: Mapping[str, Range] = field(default_factory=dict)
-    result: Range = field(default_factory=lambda: measured(np.zeros(0, np.float32)))
+    operands: Mapping[str, Range]
+    result: Range
     partial: float | None = None
     error: float | None = None
     rounding: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Break:
+class Break(At):
     """Hold an operation that makes NaN or Inf of finite numbers.
 
     Attributes:
-        place: What tells it from the others of the run.
-        name: What it is called.
-        layer: Path of its layer.
-        phase: As for a row.
-        source: The user's line.
         kind: ``overflow`` for an Inf, else ``nan``.
         bits: Bits by which the float32 run's result is beyond the dtype; None if it is not known.
     """
 
-    place: Place
-    name: str
-    layer: str | None
-    phase: Phase
-    source: Source | None
     kind: Literal["overflow", "nan"]
     bits: float | None = None
 
@@ -233,7 +213,7 @@ class Ranges:
         self.rows: list[Row] = []
         self._narrow, self._form, self._wrong, self._places = narrow, form, errors, Places()
         # By whose memory they are in, and which of that they are: None for no numbers.
-        self._known: dict[Any, dict[Any, Range | None]] = {}
+        self._known: dict[Any, dict[Any, tuple[Any, Range | None]]] = {}
 
     def __call__(self, op: Op) -> None:
         """Take one operation down."""
@@ -259,7 +239,7 @@ class Ranges:
             error, rounding = self._errors(op, inputs, made[0][0], self._form.name)
         self.rows.append(
             Row(
-                self._places.of(op, source), op.name, op.kernel, op.layer, op.phase, source,
+                self._places.of(op, source), op.name, op.layer, op.phase, source, op.kernel,
                 operands, result, partial, error, rounding,
             )
         )  # fmt: skip
@@ -268,12 +248,14 @@ class Ranges:
         """Measure an array, if that was not done yet; None for what has no numbers."""
         if not self._narrow.is_array(x):
             return None
-        whose, part = self._narrow.memory(x)
+        whose, part, lives = self._narrow.memory(x)
         known = self._known.setdefault(whose, {})
-        if part not in known:
+        lived, found = known.get(part, (x, None))
+        if part not in known or (lived is not None and lived() is not x):
             numbers = self._narrow.numbers(x)
-            known[part] = None if numbers is None else measured(numbers)
-        return known[part]
+            found = None if numbers is None else measured(numbers)
+            known[part] = lives, found
+        return found
 
     def _partial(
         self, op: Op, inputs: Sequence[tuple[str, Any]], operands: Mapping[str, Range],
