@@ -81,7 +81,9 @@ class Narrow(Target):
         A write to an array of the same memory may change them; what is equal in both has the same
         numbers until then. The last gives the array while that holds; None if it always does.
         """
-        return None, id(x), (lambda: x) if isinstance(x, np.generic) else weakref.ref(x)
+        with suppress(TypeError):
+            return None, id(x), weakref.ref(x)
+        return None, id(x), lambda: None  # what cannot be referred to is measured each time
 
     def bounded(self, x: Any, top: float) -> Any:
         """Put the largest number in the place of Inf, and 0 in that of NaN."""
