@@ -249,7 +249,7 @@ class _Storing(DispatchMode):
             return outs
         return outs[0] if len(given_back) == 1 else tuple(outs)
 
-    def _stays(self, func: Any, given: Mapping[str, Any], made: Sequence[torch.Tensor]) -> bool:
+    def _stays(self, func: Any, given: dict[str, Any], made: Sequence[torch.Tensor]) -> bool:
         """Tell whether the sums of a product stay below half of the largest number."""
         half = torch.finfo(self._narrow).max / 2
         tensors = {name: x for name, x in given.items() if isinstance(x, torch.Tensor)}
