@@ -116,14 +116,16 @@ def moments_of(optimizer: Any, variable: Any) -> Iterator[tuple[str, Any]]:
 def settings_of(optimizer: Any) -> dict[str, float]:
     """Give the numbers that an optimizer works with, by name.
 
-    A schedule counts updates: of the last two, which a step may end with, it is one that is not
-    finite, or else the last.
+    A schedule counts updates: of the last two, which a step may end with, its number is one that
+    is not finite, or else the last.
     """
     found = {name: getattr(optimizer, name, None) for name in _SETTINGS}
     rate = getattr(optimizer, "_learning_rate", None)
     if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
-        last, before = (float(rate(optimizer.iterations - i)) for i in (1, 2))
-        found["learning_rate"] = last if math.isfinite(before) else before
+        updates = int(optimizer.iterations)
+        rates = [float(rate(optimizer.iterations - i)) for i in (1, 2) if i <= updates]
+        bad = [each for each in rates if not math.isfinite(each)]
+        found["learning_rate"] = next(iter([*bad, *rates]), None)
     return {name: float(x) for name, x in found.items() if x is not None}
 
 

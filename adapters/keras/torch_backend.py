@@ -430,7 +430,7 @@ class Kept(RandomState):
 
 
 class Update:
-    """Show an optimizer of Keras as one of PyTorch: its parameters, and its state of each."""
+    """Show an optimizer of Keras as one of PyTorch: its parameters, its numbers, its state."""
 
     def __init__(self, optimizer: "weakref.ref[Any]", variables: list[Any]) -> None:
         self.optimizer, self.variables = optimizer, variables
@@ -440,7 +440,8 @@ class Update:
         """Give the parameters."""
         return [{"params": [variable._value for variable in self.variables]}]
 
-    def settings(self) -> dict[str, float]:
+    @property
+    def defaults(self) -> dict[str, Any]:
         """Give the numbers that it works with."""
         return settings_of(self.optimizer())
 

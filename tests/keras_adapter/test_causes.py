@@ -90,9 +90,15 @@ def test_a_weight_that_other_code_writes():
     tracker.remove()
 
 
+class Rooted(keras.optimizers.schedules.LearningRateSchedule):
+    def __call__(self, step):
+        return 1e25 + keras.ops.sqrt(keras.ops.cast(step, "float32"))  # NaN before the first update
+
+
 @pytest.mark.parametrize("parameters", [True, pytest.param(False, marks=pytest.mark.tier(2))])
-def test_an_update_that_is_too_large(parameters):
-    event = spoilt(keras.optimizers.SGD(1e25), size=1e15, parameters=parameters)
+@pytest.mark.parametrize("rate", [1e25, Rooted()])
+def test_an_update_that_is_too_large(parameters, rate):
+    event = spoilt(keras.optimizers.SGD(rate), size=1e15, parameters=parameters)
     assert (event.phase, event.kind, event.step) == ("optimizer", "neginf", 0), event
     assert event.cause.tag == "optimizer_step_too_large"
     assert event.parameter == "dense.kernel"

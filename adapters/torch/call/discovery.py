@@ -1,6 +1,7 @@
 """Find the modules that a training-step function uses."""
 
 import functools
+import gc
 import random
 import types
 from collections.abc import Iterator
@@ -83,6 +84,16 @@ def find_weights(fn: Any) -> dict[str, torch.Tensor]:
         for path, item in _spread(name, value)
         if isinstance(item, torch.Tensor) and item.requires_grad and item.is_leaf
     }
+
+
+def living(kinds: tuple[type, ...]) -> list[Any]:
+    """List the objects of some classes that are alive.
+
+    The heap has hundreds of thousands of objects, and a few thousand types.
+    """
+    heap = gc.get_objects()
+    mine = {kind for kind in {*map(type, heap)} if issubclass(kind, kinds)}
+    return [item for item in heap if type(item) in mine] if mine else []
 
 
 def find_iterators(fn: Any) -> list[str]:

@@ -2,7 +2,6 @@
 
 import copy
 import functools
-import gc
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
@@ -20,6 +19,7 @@ from anynan.torch.call.discovery import (
     find_state,
     find_weights,
     is_stateful,
+    living,
 )  # fmt: skip
 from anynan.torch.call.randomstate import RandomState
 from anynan.torch.private import set_version, storage_number, version
@@ -72,8 +72,8 @@ def stateful_objects(fn: Any, batches: Any, state: list[Any] | None) -> list[Any
         raise ValueError(msg)
     trained = {id(p) for m in objects if isinstance(m, torch.nn.Module) for p in m.parameters()}
     known = {id(item) for item in objects}
-    living = _living(OPEN)
-    for item in living:
+    around = living(OPEN)
+    for item in around:
         if isinstance(item, torch.optim.Optimizer) and (
             id(item) in known
             or any(id(p) in trained for group in item.param_groups for p in group["params"])
@@ -82,7 +82,7 @@ def stateful_objects(fn: Any, batches: Any, state: list[Any] | None) -> list[Any
             objects.append(item)
     objects += [
         item
-        for item in living
+        for item in around
         if isinstance(item, torch.amp.GradScaler) or id(getattr(item, "optimizer", None)) in known
     ]
     # The generators that a data loader, maybe in a progress bar, draws from.
@@ -93,16 +93,6 @@ def stateful_objects(fn: Any, batches: Any, state: list[Any] | None) -> list[Any
         holders += [inner, getattr(inner, "sampler", None)]
     drawn = [getattr(holder, "generator", None) for holder in holders]
     return objects + [item for item in drawn if isinstance(item, torch.Generator)]
-
-
-def _living(kinds: tuple[type, ...]) -> list[Any]:
-    """List the objects of some classes that are alive.
-
-    The heap has hundreds of thousands of objects, and a few thousand types.
-    """
-    heap = gc.get_objects()
-    mine = {kind for kind in {*map(type, heap)} if issubclass(kind, kinds)}
-    return [item for item in heap if type(item) in mine] if mine else []
 
 
 class Snapshot:

@@ -1,6 +1,5 @@
 """Which of the watched weights an optimizer holds, and the slots of their gradients."""
 
-import gc
 import math
 import weakref
 from collections import deque
@@ -11,6 +10,7 @@ import torch
 
 from anynan._readings.monitor import Monitor
 from anynan._readings.readings import Site
+from anynan.torch.call.discovery import living
 from anynan.torch.call.models import Models
 from anynan.torch.read.slots import site_of
 
@@ -114,10 +114,10 @@ class Optimizers:
         found: dict[int, dict[str, float]] = {}
         for optimizer in list(self._held):
             bad = self._bad.get(optimizer, {})
-            shared: dict[str, float] = getattr(optimizer, "settings", dict)()  # not PyTorch's
+            defaults = getattr(optimizer, "defaults", None) or {}
             for number, group in enumerate(optimizer.param_groups):
-                numbers = dict(shared)
-                for name, value in group.items():
+                numbers: dict[str, float] = {}
+                for name, value in {**defaults, **group}.items():
                     many = value if isinstance(value, tuple) else (value,)
                     for i, x in enumerate(many if name != "params" else ()):
                         single = isinstance(x, torch.Tensor) and x.numel() == 1
@@ -142,9 +142,8 @@ def find_optimizers(parameters: set[int]) -> list[torch.optim.Optimizer]:
     """Look for living optimizers that hold any of these parameters (by id)."""
     return [
         item
-        for item in gc.get_objects()
-        if issubclass(type(item), torch.optim.Optimizer)
-        and any(id(p) in parameters for group in item.param_groups for p in group["params"])
+        for item in living((torch.optim.Optimizer,))
+        if any(id(p) in parameters for group in item.param_groups for p in group["params"])
     ]
 
 
