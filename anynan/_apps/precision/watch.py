@@ -59,9 +59,8 @@ class Narrow(Target):
             dtype: The dtype.
             how: ``cast`` or ``autocast``.
             keep: Layers to keep in float32, with whether their results are cast back.
-            own: Run the framework's kernels for the dtype, but where float32 is sure to tell the
-                same. Else compute in float32 where that is possible, and store what comes out in
-                the dtype.
+            own: Run the framework's kernels for the dtype, but where float32 tells the same. Else
+                compute in float32 where that is possible, and store what comes out in the dtype.
 
         Raises:
             ValueError: If it cannot be run in this way.
