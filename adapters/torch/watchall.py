@@ -28,8 +28,9 @@ from anynan._everywhere import Found
 from anynan._steps.tracked import inside
 from anynan.errors import AnomalyError
 from anynan.options import Options
-from anynan.torch.call import noted
+from anynan.torch.call import noted, seams
 from anynan.torch.call.discovery import find_iterators, find_modules, in_arguments
+from anynan.torch.call.note import leaves
 from anynan.torch.call.reached import Reached
 from anynan.torch.graphs.compiler import between_graphs
 from anynan.torch.private import call_code, is_tracing
@@ -80,15 +81,15 @@ def watch_all(options: Options, found: Found) -> Callable[[], None]:
     patches.change(torch, "compile", finder.compiling)
     for holder, names in TRANSFORMS:
         for name in names:
-            patches.change(holder, name, noted.transforming)
-    patches.change(torch.utils, "swap_tensors", noted.swapping)
+            patches.change(holder, name, seams.transforming)
+    patches.change(torch.utils, "swap_tensors", seams.swapping)
     apply = vars(torch.autograd.Function)["apply"]  # of one kind up to PyTorch 2.13, then another
-    patches.put(torch.autograd.Function, "apply", classmethod(noted.applying(apply)))
+    patches.put(torch.autograd.Function, "apply", classmethod(seams.applying(apply)))
 
     def own(name: str, method: str, door: str) -> None:
         patches.change(sys.modules[name].Trainer, method, partial(finder.training, door))
 
-    patches.change(warnings, "showwarning", noted.placing)
+    patches.change(warnings, "showwarning", seams.placing)
     warnings.filterwarnings("always", module=re.escape(noted.__name__))
     rule = warnings.filters[0]
     watch = Watch(options, found)
@@ -167,7 +168,7 @@ class Finder:
                 if notes is not None:
                     # A model's session sees to outputs with a gradient.
                     mine = session_of(module) is not None
-                    for x in (*args, *noted.leaves(out)):
+                    for x in (*args, *leaves(out)):
                         given = any(x is item for item in args)
                         if type(x) is torch.Tensor and (given or not (mine and x.requires_grad)):
                             notes.hold(x)

@@ -11,30 +11,52 @@ import math
 import os
 import sys
 import threading
-import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from types import CodeType, FrameType, FunctionType
-from typing import Any, NamedTuple
+from types import FrameType
+from typing import Any
 
 import torch
 
-from anynan._base.context import replaying
 from anynan._base.imports import when_imported
-from anynan._base.sources import gone_through, is_library, located, position
-from anynan.errors import AnomalyError, AnynanWarning
-from anynan.events import Source
+from anynan.errors import AnomalyError
+from anynan.torch.call.kinds import (
+    ASKED,
+    DRAWN,
+    GRAD,
+    KINDS,
+    PASS,
+    PLAIN,
+    READ,
+    SKIP,
+    WRITES,
+    kind_of,
+)
+from anynan.torch.call.note import (
+    CODES,
+    LONG,
+    PLAINS,
+    Held,
+    Memory,
+    Note,
+    Noted,
+    Transformed,
+    is_users,
+    leaves,
+    place_of,
+    several,
+    split,
+    weakly,
+)
 from anynan.torch.private import (
     EVALUATION,
     FunctionMode,
     casts,
     function_modes,
     is_casting,
-    sets_data,
     stand_before_compiled,
-    storage_number,
     writes,
 )
 
@@ -43,136 +65,18 @@ SMALL = 2**20
 HELD = 2**24
 # A tensor that is written in place is copied before, to so many bytes; so many in all.
 COPIED = 2**12
-# Files that only hand on.
-_WAYS = ("torch/overrides.py", "torch/_tensor.py")
 # So many operations are noted between two backward passes.
 MOST = 2**13
 # So many backward passes are kept until an update.
 PASSES = 4
-# So many tensors of one argument are looked at.
-LONG = 2**12
-
-_SKIP, _PLAIN, _WRITES, _DRAWN, _PASS, _READ, _GRAD, _ASKED = range(8)
-_Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
-_PLAINS = frozenset(
-    {
-        int, float, bool, complex, str, type(None), type(...), torch.dtype, torch.device, slice,
-        torch.Size, torch.layout, torch.memory_format,
-    }
-)  # fmt: skip
-_GETTERS = frozenset({"T", "mT", "H", "mH", "real", "imag", "data"})
-# Drawn anew they are others; the rest gives what is no operation's.
-_DRAWS = frozenset(
-    {
-        "rand", "rand_like", "randn", "randn_like", "randint", "randint_like", "randperm", "random",
-        "normal", "log_normal", "bernoulli", "binomial", "multinomial", "poisson", "uniform",
-        "exponential", "cauchy", "geometric", "gumbel_softmax", "rrelu",
-    }
-)  # fmt: skip
-# What these are made from may be another by then.
-_TAKEN = frozenset({"as_tensor", "asarray"})
-_NEVER = frozenset(
-    {
-        "requires_grad_", "detach_", "set_", "resize_", "share_memory_", "pin_memory", "apply_",
-        "map_", "__deepcopy__", "as_subclass", "retain_grad", "register_hook", "__setstate__",
-        "empty", "empty_like", "new_empty", "empty_strided",
-    }
-)  # fmt: skip
-_WRITERS = frozenset({"__setitem__", "__iadd__", "__isub__", "__imul__", "__idiv__",
-                      "__itruediv__", "__ipow__", "__imod__", "__ifloordiv__"})  # fmt: skip
-
-_READS = frozenset(
-    {"item", "__float__", "__bool__", "__repr__", "__format__", "tolist", "numpy", "__array__"}
-)
 _ARRAYS = 1 << 16  # elements of an array that is taken from a tensor without a copy, and looked at
 _ASKS = frozenset({"isnan", "isinf", "isfinite"})
 # From an answer to what was asked there are so few operations, and so few others in between.
 _HOPS, _RECENT = 4, 16
 
-_kinds: dict[Any, int] = {}
-_users: dict[CodeType, bool] = {}
-_is_dynamo = torch.compiler.is_dynamo_compiling
+_Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
 _ref = weakref.ref
 _getframe = sys._getframe
-
-
-class Memory(NamedTuple):
-    """Say which memory a tensor has: views of one have the same storage."""
-
-    storage: int
-    size: torch.Size
-    stride: tuple[int, ...]
-    offset: int
-
-    @classmethod
-    def of(cls, x: torch.Tensor) -> "Memory":
-        """Give a tensor's."""
-        return cls(storage_number(x), x.size(), x.stride(), int(x.storage_offset()))
-
-
-class Note(NamedTuple):
-    """Hold an operation that ran: one is made for each, so they hold no more than numbers and refs.
-
-    A weak reference is the same object for as long as its tensor lives, and so stands for it.
-
-    Attributes:
-        func: What was called.
-        args: Its arguments, tensors weakly.
-        kwargs: Its arguments by name.
-        versions: How often each of the tensors among these had been written to, in order.
-        code: Where it was called: the user's code or the library's,
-        last: and which instruction of it.
-        around: The user's code and instruction, where a library called it.
-        autocast: The casts in force.
-        out: What it gave, weakly; a tuple of these where it gave several.
-        version: How often that had been written to; a list for an operation that wrote to many.
-        grad: Whether that had a gradient.
-        copy: What it wrote to, as it was before, where that is held.
-        memory: Which memory it wrote to, where that may be another tensor's, too.
-    """
-
-    func: Any
-    args: list[Any]
-    kwargs: dict[str, Any] | None
-    versions: list[int]
-    code: CodeType
-    last: int
-    around: tuple[CodeType, int] | None
-    autocast: Any
-    out: Any
-    version: Any
-    grad: bool
-    copy: Any = None
-    memory: "Memory | None" = None
-
-    @property
-    def made(self) -> list[tuple[Any, int]]:
-        """List what it gave, weakly, each with how often that had been written to."""
-        if isinstance(self.out, list):
-            return [(ref, 0) for ref in self.out]
-        return [(self.out, self.version)]
-
-    @property
-    def in_place(self) -> bool:
-        """Tell whether it wrote to its first operand."""
-        return type(self.func) is not Transformed and _kind(self.func) == _WRITES
-
-    def source(self) -> Source | None:
-        """Give the user's line."""
-        code, last = self.around or (self.code, self.last)
-        found = located(code, _line(code, last), offset=last)
-        if self.around is None:
-            return found
-        return gone_through(found, self.code, _line(self.code, self.last), "torch")
-
-
-class Held(NamedTuple):
-    """Hold the value of a tensor as it was used, and whether it had a graph then."""
-
-    ref: Any
-    version: int
-    grad: bool
-    value: torch.Tensor
 
 
 class Pass:
@@ -199,24 +103,9 @@ class Pass:
         """Give what had been noted."""
         before, notes, count, held_before, held = self._notes
         old, new = (
-            [one for each in part for one in _split(Note(*each))]
-            for part in (before, notes[:count])
+            [one for each in part for one in split(Note(*each))] for part in (before, notes[:count])
         )
         return Noted(old + new, {**held_before, **held}, len(old))
-
-
-class Noted(NamedTuple):
-    """Hold what was noted up to a moment.
-
-    Attributes:
-        operations: In order.
-        held: Values that are held.
-        since: The first operation since the backward pass before.
-    """
-
-    operations: list[Note]
-    held: dict[int, "Held"]
-    since: int
 
 
 class Notes(FunctionMode):
@@ -284,12 +173,12 @@ class Notes(FunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        kind = _kinds.get(func)
+        kind = KINDS.get(func)
         if kind is None:
-            kind = _kind(func)
-        if kind == _SKIP:
+            kind = kind_of(func)
+        if kind == SKIP:
             return func(*args, **kwargs) if kwargs else func(*args)
-        if kind == _PLAIN:
+        if kind == PLAIN:
             out = func(*args, **kwargs) if kwargs else func(*args)
             if type(out) is not _Tensor and not isinstance(out, tuple | list):
                 return out
@@ -301,24 +190,24 @@ class Notes(FunctionMode):
                     if what is _Tensor or what is _Parameter:
                         taken.append(_ref(x))
                         versions.append(writes(x))
-                    elif what in _PLAINS:
+                    elif what in PLAINS:
                         taken.append(x)
                     else:
-                        taken.append(_deep(x, versions))
+                        taken.append(weakly(x, versions))
                 if kwargs:
                     kwargs = {
-                        name: x if type(x) in _PLAINS else _deep(x, versions)
+                        name: x if type(x) in PLAINS else weakly(x, versions)
                         for name, x in kwargs.items()
                     }
                 frame = _getframe(1)
                 code, last = frame.f_code, frame.f_lasti
                 around = None
-                if not _users.get(code):
-                    code, last, around = _place(frame)
+                if not CODES.get(code):
+                    code, last, around = place_of(frame)
                 if type(out) is _Tensor:  # spelt out: to spread a tuple takes as long as half of it
                     made, count, grad = _ref(out), writes(out), out.requires_grad
                 else:
-                    made, count, grad = _several(out)
+                    made, count, grad = several(out)
                 self.notes.append(
                     (
                         func, taken, kwargs, versions, code, last, around,
@@ -333,15 +222,15 @@ class Notes(FunctionMode):
             if len(self.notes) > MOST:
                 self._turn()
             return out
-        if kind == _WRITES:
+        if kind == WRITES:
             return self._write(func, args, kwargs or {})
-        if kind == _PASS:
+        if kind == PASS:
             return self._pass(func, args, kwargs or {})
-        if kind == _READ:
+        if kind == READ:
             return self._read(func, args, kwargs or {})
-        if kind == _GRAD and args[1] is not None and type(args[0].grad) is _Tensor:
+        if kind == GRAD and args[1] is not None and type(args[0].grad) is _Tensor:
             self.hold(args[0].grad)  # what another gradient is made of goes as that one comes
-        if kind == _ASKED:
+        if kind == ASKED:
             out = func(*args)
             if type(out) is _Tensor:
                 self._gradients.append(_ref(out))
@@ -349,9 +238,9 @@ class Notes(FunctionMode):
         try:
             out = func(*args, **kwargs) if kwargs else func(*args)
         except Exception:
-            self.refused = args[0] if kind == _DRAWN and args else None
+            self.refused = args[0] if kind == DRAWN and args else None
             raise
-        if kind == _DRAWN and type(out) is _Tensor:
+        if kind == DRAWN and type(out) is _Tensor:
             self.hold(out)
         return out
 
@@ -363,10 +252,10 @@ class Notes(FunctionMode):
         try:
             if many or type(x) in (_Tensor, _Parameter):
                 versions: list[int] = []
-                taken = [_deep(item, versions) for item in args]
-                named = {name: _deep(item, versions) for name, item in kwargs.items()}
+                taken = [weakly(item, versions) for item in args]
+                named = {name: weakly(item, versions) for name, item in kwargs.items()}
                 autocast = casts() if is_casting() else {}
-                note = (func, taken, named, versions, *_place(_getframe(2)), autocast, taken[0])
+                note = (func, taken, named, versions, *place_of(_getframe(2)), autocast, taken[0])
                 copy = [self._copy(item) for item in x] if many else self._copy(x)
                 memory = Memory.of(x) if type(x) is _Tensor else None  # a weight is no view
         except Exception:  # noqa: BLE001
@@ -428,10 +317,10 @@ class Notes(FunctionMode):
         note: Any = None
         versions: list[int] = []
         with suppress(Exception):  # it may hold what is not to be held
-            taken = [_deep(x, versions) for x in args]
-            named = {name: _deep(x, versions) for name, x in kwargs.items()}
+            taken = [weakly(x, versions) for x in args]
+            named = {name: weakly(x, versions) for name, x in kwargs.items()}
             autocast = casts() if is_casting() else {}
-            note = (again, taken, named, versions, *_place(frame), autocast)
+            note = (again, taken, named, versions, *place_of(frame), autocast)
         self.take()
         try:
             out = run(*args, **kwargs)
@@ -441,10 +330,10 @@ class Notes(FunctionMode):
             with suppress(Exception):  # of inference mode
                 after: list[int] = []
                 for x in (*args, *kwargs.values()):
-                    _deep(x, after)
+                    weakly(x, after)
                 gave: Any = tuple(leaves(out)) if type(again) is Transformed else out
                 one = type(gave) is _Tensor
-                made = (_ref(gave), writes(gave), gave.requires_grad) if one else _several(gave)
+                made = (_ref(gave), writes(gave), gave.requires_grad) if one else several(gave)
                 if after == versions:
                     self.notes.append((*note, *made, None))
         return out
@@ -553,122 +442,6 @@ class Notes(FunctionMode):
         return found
 
 
-def _deep(x: Any, versions: list[int]) -> Any:
-    """Take an argument, tensors in it weakly.
-
-    Raises:
-        TypeError: If it may hold what is not to be held.
-    """
-    kind = type(x)
-    if kind is _Tensor or kind is _Parameter:
-        versions.append(writes(x))
-        return _ref(x)
-    if kind in _PLAINS:
-        return x
-    if kind in (tuple, list) and len(x) <= LONG:
-        return kind([_deep(item, versions) for item in x])
-    if kind is dict and len(x) <= LONG:
-        return {key: _deep(item, versions) for key, item in x.items()}
-    if isinstance(x, int | float):
-        return x
-    raise TypeError(kind)
-
-
-def leaves(x: Any) -> Iterator[Any]:
-    """Walk what tuples, lists and dicts hold."""
-    if isinstance(x, tuple | list | dict):
-        for item in x.values() if isinstance(x, dict) else x:
-            yield from leaves(item)
-    else:
-        yield x
-
-
-def _split(note: Note) -> Iterator[Note]:
-    """Walk the operations that one is: what writes to a list is one for each of its tensors."""
-    if not isinstance(note.version, list):
-        yield note
-        return
-    versions = iter(note.versions)
-
-    def versioned(x: Any) -> tuple[Any, list[int]]:
-        return x, [next(versions)] if type(x) is weakref.ReferenceType else []
-
-    each = len(note.version)
-    columns = [
-        [versioned(item) for item in x] if isinstance(x, tuple | list) else [versioned(x)] * each
-        for x in note.args
-    ]
-    one = getattr(_Tensor, note.func.__name__.removeprefix("_foreach_"), None)
-    if one is None:  # a scaler's own: what it wrote is as if it came from outside
-        return
-    for row, version, copy in zip(zip(*columns, strict=True), note.version, note.copy, strict=True):
-        yield note._replace(
-            func=one, args=[x for x, _ in row], versions=[n for _, found in row for n in found],
-            out=row[0][0], version=version, copy=copy,
-        )  # fmt: skip
-
-
-def _several(out: Any) -> tuple[Any, int, bool]:
-    """Take several results."""
-    refs = [_ref(x) if type(x) is _Tensor else None for x in out]
-    return refs, 0, any(x.requires_grad for x in out if type(x) is _Tensor)
-
-
-def _kind(func: Any) -> int:
-    name = getattr(func, "__name__", "")
-    if name == "__get__":
-        own = getattr(getattr(func, "__self__", None), "__name__", "")
-        found = _ASKED if own == "grad" else _PLAIN if own in _GETTERS else _SKIP
-    elif name == "__set__" and getattr(getattr(func, "__self__", None), "__name__", "") == "grad":
-        found = _GRAD
-    elif func == sets_data:
-        found = _WRITES
-    elif name in ("backward", "grad") and getattr(func, "__module__", "").startswith("torch"):
-        found = _PASS
-    elif name in _READS:
-        found = _READ
-    elif name in _TAKEN or name.rstrip("_") in _DRAWS:
-        found = _DRAWN
-    elif name in _NEVER or name == "__set__":
-        found = _SKIP
-    elif name in _WRITERS or (name.endswith("_") and not name.endswith("__")):
-        found = _WRITES
-    else:
-        found = _PLAIN
-    if len(_kinds) < 4096:
-        _kinds[func] = found
-    return found
-
-
-def _is_users(code: CodeType) -> bool:
-    found = _users.get(code)
-    if found is None:
-        found = not is_library(code.co_filename)
-        if len(_users) < 4096:
-            _users[code] = found
-    return found
-
-
-def _place(frame: FrameType | None) -> tuple[CodeType, int, tuple[CodeType, int] | None]:
-    """Give the place of the stack, past the framework's own way, and the user's around it."""
-    library: tuple[CodeType, int] | None = None
-    while frame is not None:
-        code = frame.f_code
-        if _is_users(code):
-            if library is None:
-                return code, frame.f_lasti, None
-            return (*library, (code, frame.f_lasti))
-        if library is None and not code.co_filename.endswith(_WAYS):
-            library = code, frame.f_lasti
-        frame = frame.f_back
-    assert library is not None
-    return (*library, None)
-
-
-def _line(code: CodeType, last: int) -> int:
-    return position(code, last)[0] or code.co_firstlineno
-
-
 class _Here(threading.local):
     notes: Notes | None = None
 
@@ -688,55 +461,6 @@ def _has_ranks() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
-def applying(apply: Any) -> Callable[..., Any]:
-    """Note the program's own functions with a gradient: no function mode sees their call."""
-
-    def applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        run = apply.__get__(None, cls)
-        own = isinstance(cls.forward, FunctionType) and _is_users(cls.forward.__code__)
-        return called(run, run if own else None, args, kwargs, _getframe(1))
-
-    return applied
-
-
-class Transformed:
-    """Call what a function transform made; what it gives is listed flat.
-
-    Args:
-        made: What the transform made.
-    """
-
-    def __init__(self, made: Callable[..., Any]) -> None:
-        self.made = made
-
-    def __call__(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Call it."""
-        return tuple(leaves(self.made(*args, **kwargs)))
-
-
-def transforming(transform: Callable[..., Any]) -> Callable[..., Any]:
-    """Note the call of what a function transform made as one operation.
-
-    What runs inside computes with stand-ins, which are gone with the call.
-    """
-
-    @functools.wraps(transform)
-    def transformed(func: Any, *how: Any, **named: Any) -> Any:
-        made = transform(func, *how, **named)
-        if _is_dynamo():
-            return made
-
-        @functools.wraps(made)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if _is_dynamo():
-                return made(*args, **kwargs)
-            return called(made, Transformed(made), args, kwargs, _getframe(1))
-
-        return call
-
-    return transformed
-
-
 def called(
     run: Callable[..., Any], again: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
     frame: FrameType,
@@ -754,34 +478,6 @@ def called(
     if again is None or notes is None or not function_modes.has(notes) or _has_ranks():
         return run(*args, **kwargs)
     return notes.applied(run, again, args, kwargs, frame)
-
-
-def placing(show: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a warning of PyTorch's own the line that called PyTorch: the innermost is ours.
-
-    What an operation says as it is run again, it has said before.
-    """
-
-    def shown(message: Any, category: Any, filename: str, *args: Any, **kwargs: Any) -> None:
-        frame: FrameType | None = _getframe(1)
-        while frame is not None and _is_between(frame, filename):
-            frame = frame.f_back
-        if filename != __file__ or frame is None:
-            if not replaying() or issubclass(category, AnynanWarning):
-                show(message, category, filename, *args, **kwargs)
-            return
-        scope = frame.f_globals  # whose filters and registry are as without us
-        warnings.warn_explicit(
-            message, category, frame.f_code.co_filename, frame.f_lineno, scope.get("__name__"),
-            scope.setdefault("__warningregistry__", {}), scope,
-        )  # fmt: skip
-
-    return shown
-
-
-def _is_between(frame: FrameType, filename: str) -> bool:
-    name = frame.f_globals.get("__name__")
-    return frame.f_code.co_filename == filename or name in ("warnings", "_py_warnings")
 
 
 def of(thread: int | None = None) -> Notes | None:
@@ -835,7 +531,7 @@ def is_own(optimizer: torch.optim.Optimizer) -> bool:
 @functools.lru_cache(maxsize=64)
 def _steps_itself(kind: Any) -> bool:
     code = getattr(inspect.unwrap(kind.step), "__code__", None)
-    return code is not None and _is_users(code)
+    return code is not None and is_users(code)
 
 
 def updated(optimizer: torch.optim.Optimizer) -> None:
@@ -871,35 +567,6 @@ def away() -> Notes | None:
     if notes is None and everywhere is not None:
         return begin()  # a thread that nobody has seen
     return notes if notes is not None and notes.take() else None
-
-
-def quietly(real: Callable[..., Any]) -> Callable[..., Any]:
-    """Have a function that computes nothing, but asks every weight for its gradient, not noted."""
-
-    def called(*args: Any, **kwargs: Any) -> Any:
-        notes = None if _is_dynamo() else away()
-        if notes is None:
-            return real(*args, **kwargs)
-        notes.hold_gradients()
-        try:
-            return real(*args, **kwargs)
-        finally:
-            notes.put()
-
-    return called
-
-
-def swapping(swap: Callable[..., Any]) -> Callable[..., Any]:
-    """Let go of tensors that are to change places: PyTorch refuses what is referred to weakly."""
-
-    @functools.wraps(swap)
-    def swapped(*given: Any) -> Any:
-        notes = _here.notes
-        if notes is not None:
-            notes.forget()
-        return swap(*given)
-
-    return swapped
 
 
 @contextmanager

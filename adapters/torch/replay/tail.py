@@ -27,7 +27,8 @@ from anynan._diagnosis.trials import Attempt
 from anynan._readings.readings import Reading
 from anynan.events import Extent, Phase, Source
 from anynan.torch.call import noted
-from anynan.torch.call.noted import Note, Noted, Pass
+from anynan.torch.call.note import Note, Noted, Transformed
+from anynan.torch.call.noted import Pass
 from anynan.torch.call.randomstate import RandomState
 from anynan.torch.call.reached import reached_by
 from anynan.torch.graphs.compiler import eager
@@ -629,7 +630,7 @@ def _requires(ref: Any) -> bool:
 @contextmanager
 def _kept_as_is(fn: Any) -> Iterator[None]:
     """Leave all that a function of the program's own reaches as it is."""
-    fn = inspect.unwrap(fn.made) if isinstance(fn, noted.Transformed) else fn
+    fn = inspect.unwrap(fn.made) if isinstance(fn, Transformed) else fn
     if not isinstance(fn, FunctionType) or is_library(fn.__code__.co_filename):
         yield
         return

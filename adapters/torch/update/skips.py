@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from anynan._base.patches import Patches
-from anynan.torch.call import noted
+from anynan.torch.call import seams
 from anynan.torch.private import FIRST_SCALE
 from anynan.torch.weights.scalers import scaling
 
@@ -45,8 +45,8 @@ class Seam:
         for kind in _kinds(torch.amp.GradScaler):
             if "scale" in vars(kind):
                 self._patches.change(kind, "scale", self._noted)
-        self._patches.change(torch.optim.Optimizer, "zero_grad", noted.quietly)
-        self._patches.change(torch.utils, "swap_tensors", noted.swapping)
+        self._patches.change(torch.optim.Optimizer, "zero_grad", seams.quietly)
+        self._patches.change(torch.utils, "swap_tensors", seams.swapping)
         # Of a class that is defined later, and scales by itself.
         self._patches.change(torch.amp.GradScaler, FIRST_SCALE, self._noted)
 
