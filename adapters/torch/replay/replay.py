@@ -131,6 +131,35 @@ class Replays:
             raise ReplayError(msg)
         if reading.phase == "loss" and not state.in_step:
             return self._before_loss(state, reading)
+        roots = self._known(state, reading)
+        behind = None
+        if reading.phase == "backward" and not state.in_step:  # what is behind the models is first
+            behind = self.tails.replay(state.thread.ident, reading, None)
+            if behind is not None and behind.made:
+                return behind
+        remade: dict[int, torch.Tensor] = {}
+        try:
+            result = self.again(state, reading, roots, remade=remade)
+        except ReplayError:
+            if behind is None:
+                raise
+            return behind
+        if not (result.sinks or result.notes or state.in_step):
+            behind = behind or self.tails.changed(state.thread.ident, reading, remade)
+        if behind is not None and not result.made:
+            return behind
+        self.tails.forget()
+        before = None
+        if reading.phase == "forward":
+            before = self._before_call(state, reading, roots, result)
+        return before or self._behind_parts(state, reading, result)
+
+    def _known(self, state: State, reading: Reading) -> list[RootCall]:
+        """List the calls that a reading may come from.
+
+        Raises:
+            ReplayError: If there are none, or the model of one is gone.
+        """
         roots = _roots(state, reading)
         if not roots:
             if self._graphs.ran():
@@ -139,29 +168,22 @@ class Replays:
             raise ReplayError(APART if apart else PAST)
         if any(root.fn is None for root in roots):
             raise ReplayError(MODEL_GONE())
-        found = None
-        if reading.phase == "backward" and not state.in_step:  # what is behind the models is first
-            found = self.tails.replay(state.thread.ident, reading, None)
-            if found is not None and found.made:
-                return found
-        remade: dict[int, torch.Tensor] = {}
-        try:
-            result = self.again(state, reading, roots, remade=remade)
-        except ReplayError:
-            if found is None:
-                raise
-            return found
+        return roots
+
+    def _before_call(
+        self, state: State, reading: Reading, roots: list[RootCall], result: Replay
+    ) -> Replay | None:
+        """Find what the program made bad before it called the model; None if it did not.
+
+        Raises:
+            ReplayError: If what it was called with was written to since.
+        """
         made = result.made
-        if not (result.sinks or result.notes or state.in_step):
-            found = found or self.tails.changed(state.thread.ident, reading, remade)
-        if found is not None and not made:
-            return found
-        self.tails.forget()
-        if reading.phase == "forward" and not state.in_step and reading.kind == "posinf":
-            prior = self._before_module(state, reading, roots)
-            if prior is not None:
-                return prior
-        if reading.phase == "forward" and not state.in_step:
+        if not state.in_step:
+            if reading.kind == "posinf":
+                prior = self._before_module(state, reading, roots)
+                if prior is not None:
+                    return prior
             given = roots[0].living()
             # A metric that leaves NaN losses out divides by their number: the loss is to blame.
             given = [x for x in given if x.numel() == 1] if made else given + self._used(result)
@@ -169,12 +191,16 @@ class Replays:
             if found is not None and (found.made or not made):
                 return found
         written = (x for root in roots if root.changed() for x in root.living())
-        if reading.phase == "forward" and not made and any(map(nonfinite, written)):
+        if not made and any(map(nonfinite, written)):
             raise ReplayError(REPLAY_INPUT_CHANGED())  # bad as it is now, by the call itself
+        return None
+
+    def _behind_parts(self, state: State, reading: Reading, result: Replay) -> Replay:
+        """Look into the part that took what this one gave: what came in bad may be made there."""
         beyond = self._beyond(state, reading) if result.incoming and not result.sinks else []
-        if beyond:  # what came in bad may have been made in the part that took what this one gave
+        if beyond:
             found = self.again(state, reading, beyond, handed=True)
-            result = found if found.sinks else result
+            return found if found.sinks else result
         return result
 
     def written(self, reading: Reading, weights: list[torch.Tensor]) -> Replay | None:
@@ -452,39 +478,52 @@ class Replays:
             if handed:
                 _look_behind(root, watcher, reading)
             stack.enter_context(Seam(watcher, leaf=kept.gradient))
-            try:
-                if together:
-                    stack.enter_context(Sent(seen))
-                with watcher:
-                    try:
-                        interrupts.begin()
-                        root.send()
-                        out = root.fn(*root.args, **root.kwargs)
-                        if whole or (root.of_function and reading.phase != "backward"):
-                            _results(watcher, out)
-                        elif reading.phase == "backward":
-                            _backward(root, out, result, together=together)
-                    finally:  # inside: PyTorch leaves a mode in several steps
-                        interrupts.end()
-            except StopReplay:
-                pass
-            except ReplayError as error:
-                result.notes.append(str(error))
-            except Exhausted as error:
-                result.notes.append(REPLAY_STOPPED(where=f"where {error}"))
-            except Exception as error:  # noqa: BLE001  the replay may fail as the step did
-                result.raised = error
-                if not ending:
-                    said = f": {str(error).splitlines()[0][:120]}" if str(error) else ""
-                    result.notes.append(REPLAY_STOPPED(where=f"at {type(error).__name__}{said}"))
-                elif seen.taken is not None:
-                    seen.sinks.append(seen.taken)
+            stack.enter_context(_to_its_end(result, seen, ending=ending))
+            if together:
+                stack.enter_context(Sent(seen))
+            with watcher:
+                try:
+                    interrupts.begin()
+                    root.send()
+                    out = root.fn(*root.args, **root.kwargs)
+                    if whole or (root.of_function and reading.phase != "backward"):
+                        _results(watcher, out)
+                    elif reading.phase == "backward":
+                        _backward(root, out, result, together=together)
+                finally:  # inside: PyTorch leaves a mode in several steps
+                    interrupts.end()
         if not any(sink.phase == reading.phase for sink in seen.sinks):
             self.scene.gradients(watcher)
         if runner is not None:
             grads = [p.grad for _, p in self._models.with_gradient()]
             runner.gradient_norm = norm_of(grads)
         return seen
+
+
+@contextmanager
+def _to_its_end(result: Replay, seen: StorageRecorder, *, ending: bool) -> Iterator[None]:
+    """Note why a second run ended, where something ended it: it may fail as the step did.
+
+    Args:
+        result: What it gives.
+        seen: What it has recorded.
+        ending: Whether an exception of the program's is what it is run for.
+    """
+    try:
+        yield
+    except StopReplay:
+        return
+    except ReplayError as error:
+        result.notes.append(str(error))
+    except Exhausted as error:
+        result.notes.append(REPLAY_STOPPED(where=f"where {error}"))
+    except Exception as error:  # noqa: BLE001
+        result.raised = error
+        if not ending:
+            said = f": {str(error).splitlines()[0][:120]}" if str(error) else ""
+            result.notes.append(REPLAY_STOPPED(where=f"at {type(error).__name__}{said}"))
+        elif seen.taken is not None:
+            seen.sinks.append(seen.taken)
 
 
 def _gave(state: State, reading: Reading) -> Reading | None:

@@ -154,22 +154,12 @@ class ModelSession(Session):
         state = self.threads.own.state or self.threads.state()
         if self.ranks.rehearsed(state) or state.idle:
             return
-        if state.depth:
-            state.depth -= 1
         again = task() != -1  # as enter_root asks: nothing was entered
-        if state.operations is not None and not state.depth and not again:
-            state.operations.end()
-        root = self.threads.owner(state).regions.root() if again else state.root
-        if state.depth or root is None:
+        root = self._left(state, again=again)
+        if root is None:
             return
         if output is None and sys.exc_info()[0] is not None:
-            # It raised, and torch walks through the hooks: the next call ends the step.
-            state.broken = True
-            error = sys.exc_info()[1]
-            if isinstance(error, Exception) and _raised_by(module, error):
-                judge = self.tracker.judge
-                with judge.carried_by(error, state.rows, raising=False), self.ranks.alone():
-                    self.look_back(state, error)
+            self._raised(state, module)
             return
         self.writes = self.writes or (not again and root.changed())
         if root.grad and not torch.is_grad_enabled():
@@ -179,21 +169,41 @@ class ModelSession(Session):
         state.trained = keep_gradients(self.steps, state, root, output) or state.trained
         if state.trained and not again:
             self._note_on(output)
-        if (
-            self.options.level != "step"
-            and len(state.calls) < 2
-            and not root.of_function
-            and next(module.children(), None) is not None
-            and not self.graphs.ran_now()
-        ):
+        if len(state.calls) < 2 and not root.of_function and self._has_layers(module):
             self.graphs.missed(called=True)
-        over = not state.trained and not again
-        if self.models.parts and torch.is_grad_enabled():
-            over = False  # a part without gradients, as a frozen one, is not the whole step
+        # A part without gradients, as a frozen one, is not the whole step.
+        part = self.models.parts and torch.is_grad_enabled()
+        over = not (state.trained or again or part)
         if self.graphs.boards and (over or not state.deferred):
             self.steps.take(state)
         if over:
             self.steps.close(state, evaluation=True)
+
+    def _left(self, state: State, *, again: bool) -> RootCall | None:
+        """Count a call as left; give the root call that has ended, if one has."""
+        if state.depth:
+            state.depth -= 1
+        if state.depth:
+            return None
+        if not again and state.operations is not None:
+            state.operations.end()
+        root: RootCall | None
+        root = self.threads.owner(state).regions.root() if again else state.root
+        return root
+
+    def _raised(self, state: State, module: Any) -> None:
+        """End a call that raised: torch walks through the hooks; the next call ends the step."""
+        state.broken = True
+        error = sys.exc_info()[1]
+        if isinstance(error, Exception) and _raised_by(module, error):
+            judge = self.tracker.judge
+            with judge.carried_by(error, state.rows, raising=False), self.ranks.alone():
+                self.look_back(state, error)
+
+    def _has_layers(self, module: Any) -> bool:
+        """Tell whether a call should have come by layers: compiled code that ran has none."""
+        layers = next(module.children(), None) is not None
+        return self.options.level != "step" and layers and not self.graphs.ran_now()
 
     def _note_on(self, output: Any) -> None:
         """Note what is made of the model's output, up to the backward pass."""

@@ -85,14 +85,18 @@ def stateful_objects(fn: Any, batches: Any, state: list[Any] | None) -> list[Any
         for item in around
         if isinstance(item, torch.amp.GradScaler) or id(getattr(item, "optimizer", None)) in known
     ]
-    # The generators that a data loader, maybe in a progress bar, draws from.
+    return objects + _generators(batches)
+
+
+def _generators(batches: Any) -> list[torch.Generator]:
+    """List the generators that a data loader, maybe in a progress bar, draws from."""
     loader = getattr(batches, "iterable", batches)
     holders = [loader]
     for name in ("sampler", "batch_sampler"):
         inner = getattr(loader, name, None)
         holders += [inner, getattr(inner, "sampler", None)]
     drawn = [getattr(holder, "generator", None) for holder in holders]
-    return objects + [item for item in drawn if isinstance(item, torch.Generator)]
+    return [item for item in drawn if isinstance(item, torch.Generator)]
 
 
 class Snapshot:
