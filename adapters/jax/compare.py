@@ -334,8 +334,8 @@ class _Traced:
                 consts[i] = _moved(consts[i], wish.nudge.factor(f"weight {i}", consts[i].shape))
         own = [] if wish.inside is None else list(self.calls.own(wish.inside[0]))
         own = [node for node in own if self._counts(node)]
-        wanted = self.calls.wanted() | {i for node in own for i in node.outs if i is not None}
-        wanted |= {i for node in self.gates for i in node.outs[:1] if i is not None}
+        outs = [*(node.outs for node in own), *(node.outs[:1] for node in self.gates)]
+        wanted = self.calls.wanted() | {i for each in outs for i in each if i is not None}
         compiled = self.compiled.setdefault(frozenset(wanted), {})
         run = _Values(self.graph, self.choosers, wanted, wish.follow or (), compiled)
         if self.backward:
@@ -355,14 +355,15 @@ class _Traced:
         ]
         kept = self.floats if wish.weights else []
         weights = {self.names[i]: _host(self.consts[i]) for i in kept}
-        ends = [call.end for call in calls if call.way == "forward"]
+        forward = [call for call in calls if call.way == "forward"]
+        ends = [call.end for call in forward]
+        inside = [call for call in forward if (call.layer, call.number) == wish.inside]
         return Capture(
             self.backend, [x for x in taken if x.made or x.given], weights, self.unit,
             [*self._choices(run, ends), *self._gates(run, ends)],
             [
                 Operation(_name(node), source(node.chain, node.eqn), get(node.outs, call.turn))
-                for call in calls
-                if (call.layer, call.number) == wish.inside and call.way == "forward"
+                for call in inside
                 for node in own
                 if node.loops == len(call.turn)
                 and self.layers.call(node, call.layer) == call.index

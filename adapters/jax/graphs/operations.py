@@ -159,20 +159,22 @@ class Operations:
             return found[0] if found else None
         # The same line ran more than once: the values it works on say which time it was.
         roots = {self.root(i) for i in node.ins}
-        for op in reversed(found):
-            own = {self.root(i) for n in op.nodes for i in (*n.ins, *n.outs) if i is not None}
-            for other in self.ops:
-                if other.forward is op:
-                    own |= {self.root(i) for n in other.nodes for i in n.outs if i is not None}
-            shared = {i for i in roots & own if not self.graph.values[i].known}
-            if shared:
-                return op
+        unknown = {i for i in roots if not self.graph.values[i].known}
         shapes = {self.graph.values[i].aval.shape for i in node.ins}
-        for op in reversed(found):
-            made = [self.graph.values[i].aval.shape for i in op.nodes[-1].outs if i is not None]
-            if not shapes.isdisjoint(made):
-                return op
-        return found[-1]
+        latest = found[::-1]
+        shared = (op for op in latest if not unknown.isdisjoint(self._own(op)))
+        shaped = (op for op in latest if not shapes.isdisjoint(self._shapes(op)))
+        return next(shared, None) or next(shaped, None) or latest[0]
+
+    def _own(self, op: Op) -> set[int]:
+        """Give the values that an operation works on and makes, and those its gradient makes."""
+        own = [i for n in op.nodes for i in (*n.ins, *n.outs)]
+        own += [i for other in self.ops if other.forward is op for n in other.nodes for i in n.outs]
+        return {self.root(i) for i in own if i is not None}
+
+    def _shapes(self, op: Op) -> list[tuple[int, ...]]:
+        """Give the shapes of what an operation makes at last."""
+        return [self.graph.values[i].aval.shape for i in op.nodes[-1].outs if i is not None]
 
     def root(self, index: int) -> int:
         """Follow a value back through what only reads it."""

@@ -197,40 +197,12 @@ class Program:
 
     def _match(self, tree: Any) -> list[Result]:
         """Find which results are arguments come back, and name all of them."""
-        names = self.settings.names
-        args, kwargs = tree
-        shapes = [(v.shape, v.dtype) for v in self.closed.in_avals]
-        out_shapes = [(v.shape, v.dtype) for v in self.closed.out_avals]
         out = self.joined(Slot.each(self.closed.out_avals))
         found: dict[int, Result] = {}
-        returned: set[Hashable] = set()
-        pairs: list[tuple[int, int]] = []
-        places = signature.subtrees(out)
-        used: set[tuple[Any, ...]] = set()
-        for key, value in [*enumerate(args), *kwargs.items()]:
-            mine = [x for x in tree_util.tree_leaves(value) if isinstance(x, Slot)]
-            structure = tree_util.tree_structure(value)
-            if isinstance(value, Slot):  # one array alone is a weight by its name only
-                bare = names[key] if isinstance(key, int) and key < len(names) else str(key)
-                if not signature.is_kept(bare):
-                    continue
-            for path, item in places:
-                if path in used or any(path[: len(u)] == u for u in used):
-                    continue
-                theirs = [x for x in tree_util.tree_leaves(item) if isinstance(x, Slot)]
-                if len(mine) != len(theirs) or not mine or not _alike(structure, item):
-                    continue
-                if not all(
-                    _fits(shapes[a], out_shapes[b]) for a, b in zip(mine, theirs, strict=True)
-                ):
-                    continue
-                used.add(path)
-                returned.add(key)
-                pairs += zip(mine, theirs, strict=True)
-                break
+        returned, pairs = self._come_back(tree, out)
         self.leaves: list[Leaf] = [
             replace(leaf, role="state") if leaf.argument in self.settings.tallies else leaf
-            for leaf in signature.leaves_of(tree, names, returned)
+            for leaf in signature.leaves_of(tree, self.settings.names, returned)
         ]
         for a, b in pairs:
             value = self.graph.values[self.graph.results[b]]
@@ -241,7 +213,41 @@ class Program:
         for path, leaf in tree_util.tree_flatten_with_path(out)[0]:
             if isinstance(leaf, Slot) and leaf not in found:
                 found[leaf] = Result("result" + signature.spelled(path))
-        return [found.get(i, Result("result")) for i in range(len(out_shapes))]
+        return [found.get(i, Result("result")) for i in range(len(self.closed.out_avals))]
+
+    def _come_back(self, tree: Any, out: Any) -> tuple[set[Hashable], list[tuple[int, int]]]:
+        """Find the arguments that come back among the results, and which leaf comes as which."""
+        names, (args, kwargs) = self.settings.names, tree
+        returned: set[Hashable] = set()
+        pairs: list[tuple[int, int]] = []
+        used: list[tuple[Any, ...]] = []
+        places = signature.subtrees(out)
+        for key, value in [*enumerate(args), *kwargs.items()]:
+            bare = names[key] if isinstance(key, int) and key < len(names) else str(key)
+            if isinstance(value, Slot) and not signature.is_kept(bare):
+                continue  # one array alone is a weight by its name only
+            for path, item in places:
+                free = all(path[: len(each)] != each for each in used)
+                back = self._paired(value, item) if free else []
+                if back:
+                    used.append(path)
+                    returned.add(key)
+                    pairs += back
+                    break
+        return returned, pairs
+
+    def _paired(self, value: Any, item: Any) -> list[tuple[int, int]]:
+        """Pair the leaves of an argument with those of a part of the results, if all fit."""
+        sides = map(tree_util.tree_leaves, (value, item))
+        mine, theirs = ([x for x in leaves if isinstance(x, Slot)] for leaves in sides)
+        if len(mine) != len(theirs) or not _alike(tree_util.tree_structure(value), item):
+            return []
+        ins, outs = self.closed.in_avals, self.closed.out_avals
+        pairs: list[tuple[int, int]] = list(zip(mine, theirs, strict=True))
+        fits = (
+            _fits((ins[a].shape, ins[a].dtype), (outs[b].shape, outs[b].dtype)) for a, b in pairs
+        )
+        return pairs if all(fits) else []
 
     def _set_apart(self) -> None:
         """Tell from the weights what a training step carries along, and no gradient reaches."""

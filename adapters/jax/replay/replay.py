@@ -41,19 +41,7 @@ def replay(step: Step, first: int, reading: Reading | None = None) -> Replay:
     watch = step.watch
     words = {index: int(step.read[at, 0]) for index, at in watch.at.items()}
     points = program.points(backward=True)
-    meant = {index for index, at in watch.at.items() if at in step.meant}
-    bad = [
-        point
-        for point in watch.points[first:]
-        if words[point.value] and point.phase != "input" and point.value not in meant
-    ]
-    # A weight is read together with its optimizer state.
-    joined = {i: point.value for point in bad for i in watch.members(point.value)}
-    words.update({i: words[index] for i, index in joined.items()})
-    hidden = joined.keys() - {point.value for point in bad}
-    together = {joined[i] for i in hidden}
-    bad += [point for point in points if point.value in hidden]
-    bad = masks_last(bad, words)
+    bad, together = _bad_points(step, first, points, words)
     with replay_context():
         chosen = slice_behind(program, bad, words, together)
         if len(chosen) > MOST and not nested(program, chosen):
@@ -82,6 +70,32 @@ def replay(step: Step, first: int, reading: Reading | None = None) -> Replay:
     step.spoilt = spoilt(program, recorder.held)
     result.end()
     return result
+
+
+def _bad_points(
+    step: Step, first: int, points: list[ProbePoint], words: dict[int, int]
+) -> tuple[list[ProbePoint], set[int]]:
+    """List what was read bad, masks last; with it the values that were read with others.
+
+    Args:
+        step: What ran.
+        first: Number of the first reading that counts.
+        points: Of its program.
+        words: What was read of values, by their numbers; gets what they share with others.
+    """
+    watch = step.watch
+    meant = {index for index, at in watch.at.items() if at in step.meant}
+    bad = [
+        point
+        for point in watch.points[first:]
+        if words[point.value] and point.phase != "input" and point.value not in meant
+    ]
+    # A weight is read together with its optimizer state.
+    joined = {i: point.value for point in bad for i in watch.members(point.value)}
+    words.update({i: words[index] for i, index in joined.items()})
+    hidden = joined.keys() - {point.value for point in bad}
+    bad += [point for point in points if point.value in hidden]
+    return masks_last(bad, words), {joined[i] for i in hidden}
 
 
 def _passed(

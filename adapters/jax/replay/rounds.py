@@ -7,7 +7,7 @@ import numpy as np
 
 from anynan._base.walks import walk
 from anynan.jax.graphs.bodies import backwards, rounds_of
-from anynan.jax.graphs.graph import Graph, Value
+from anynan.jax.graphs.graph import Graph, Node, Value
 from anynan.jax.graphs.operations import Op, Operations
 from anynan.jax.read import probes
 from anynan.jax.read.readings import Path
@@ -89,13 +89,8 @@ class LoopIterations:
         todo = [(i, False) for i in op.outs if word(i)]
         while todo:
             index, cut = todo.pop()
-            for reader in self.graph.readers(index):
-                if reader is None or reader.backward:
-                    continue
-                other = self.operations.of.get(reader.index)
-                if other is op:
-                    continue
-                outs = [i for i in (reader if other is None else other).outs if i is not None]
+            for reader, other in self._forward_readers(index, op):
+                outs = [i for i in (other or reader).outs if i is not None]
                 if other is not None:
                     words = [kind for i in outs if (kind := word(i)) is not None]
                     if outs and not words:
@@ -103,11 +98,19 @@ class LoopIterations:
                     if not any(words):
                         found.setdefault("getitem" if cut else other.name)
                         continue
-                part = cut or (other is None and reader.name in _PARTS)
+                part = other is None and (cut or reader.name in _PARTS)
                 new = [i for i in outs if i not in seen and (other is None or word(i))]
                 seen.update(new)
-                todo += [(i, part and other is None) for i in new]
+                todo += [(i, part) for i in new]
         return tuple(found)
+
+    def _forward_readers(self, index: int, op: Op) -> Iterator[tuple[Node, Op | None]]:
+        """Walk what takes a value in the forward pass, with its operation, but for one's own."""
+        for reader in self.graph.readers(index):
+            if reader is not None and not reader.backward:
+                other = self.operations.of.get(reader.index)
+                if other is not op:
+                    yield reader, other
 
     # Who wrote it.
 
