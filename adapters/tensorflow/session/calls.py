@@ -74,11 +74,7 @@ class Calls(Part):
                 with self._traces.of(graph).inside(graph, layer, path):
                     out = run(*args, **kwargs)
             if path in self._layers.chosen:
-                read = outer is None or not self._ends
-                for label, x in tensors(out, "output"):
-                    frame.take(x, path, "forward", label, read=read)
-                    if state.tapes and read:
-                        state.outputs.append((graph, x, path, label))
+                self._take_outputs(frame, out, path, read=outer is None or not self._ends)
         except BaseException as error:
             if fresh and graph is None and not state.replaying:
                 state.broken = frame
@@ -89,14 +85,26 @@ class Calls(Part):
             if fresh:
                 state.frame = outer
         if fresh:
-            if state.building:
-                state.building = False
-                self._grow()
-            with taped.off():
-                self.flush(frame, backward=False)
-            if outer is None and graph is None and self._trails():
-                taped.trail(afresh=False)
+            self._is_through(frame, trails=outer is None and graph is None)
         return out
+
+    def _take_outputs(self, frame: Frame, out: Any, path: str, *, read: bool) -> None:
+        """Have a layer's outputs read, and their gradients where a tape runs."""
+        for label, x in tensors(out, "output"):
+            frame.take(x, path, "forward", label, read=read)
+            if self._state.tapes and read:
+                self._state.outputs.append((frame.graph, x, path, label))
+
+    def _is_through(self, frame: Frame, *, trails: bool) -> None:
+        """Read what the outermost layer of a frame has left in it."""
+        state = self._state
+        if state.building:
+            state.building = False
+            self._grow()
+        with taped.off():
+            self.flush(frame, backward=False)
+        if trails and self._trails():
+            taped.trail(afresh=False)
 
     def _trails(self) -> bool:
         """Tell whether what runs now belongs to no step: what follows a call is noted."""
@@ -280,27 +288,13 @@ class Calls(Part):
         found = run(target, [flat, [item[1] for item in held]], *args, **kwargs)
         grads, of_outputs = found
         frame = state.collect(graph)
-        for label, x in tensors(target, "loss"):
-            if x.dtype != tf.float16 or self._updates.scaler is None:
-                frame.take(x, None, "loss", label)
-        for (_, _, path, label), grad in zip(reversed(held), reversed(of_outputs), strict=True):
-            for _, x in tensors(grad, ""):
-                name = f"grad of {label}" if label != "output" else "grad"
-                frame.take(x, path, "backward", name, read=graph is None or self._held.inner)
-        for i, name in reversed(mine):  # in the order in which they are made
-            if graph is not None and isinstance(grads[i], tf.IndexedSlices):
-                self._traces.of(graph).sparse.add(name)
-            for _, x in tensors(grads[i], ""):
-                frame.take(
-                    x, self._layers.weights.layer(name), "backward",
-                    f"grad of {name.rpartition('.')[2]}", name,
-                )  # fmt: skip
+        self._take_gradients(frame, target, list(zip(held, of_outputs, strict=True)),
+                             [(name, grads[i]) for i, name in mine])  # fmt: skip
         if graph is None:
             self._under_tape(target, *args, **kwargs)
             state.backward = True
-            state.incoming = [
-                grad for item, grad in zip(held, of_outputs, strict=True) if item[2] == ""
-            ]
+            pairs = zip(held, of_outputs, strict=True)
+            state.incoming = [grad for item, grad in pairs if item[2] == ""]
         self.flush(frame, backward=True)
         if state.gradients is not None and state.gradients.graph is graph:
             frame.before = state.gradients
@@ -310,6 +304,32 @@ class Calls(Part):
             if not (state.depth or state.held or state.replaying):
                 taped.trail(afresh=True)
         return tf.nest.pack_sequence_as(sources, grads)
+
+    def _take_gradients(
+        self, frame: Frame, target: Any, outputs: list[Any], weights: list[tuple[str, Any]]
+    ) -> None:
+        """Have a loss and the gradients read, in the order in which they are made.
+
+        Args:
+            frame: Where they are computed.
+            target: The loss.
+            outputs: Of the layers, with their gradients.
+            weights: The weights' names, with their gradients.
+        """
+        eager = frame.graph is None
+        for label, x in tensors(target, "loss"):
+            if x.dtype != tf.float16 or self._updates.scaler is None:
+                frame.take(x, None, "loss", label)
+        for (_, _, path, label), grad in reversed(outputs):
+            for _, x in tensors(grad, ""):
+                name = f"grad of {label}" if label != "output" else "grad"
+                frame.take(x, path, "backward", name, read=eager or self._held.inner)
+        for name, grad in reversed(weights):
+            if not eager and isinstance(grad, tf.IndexedSlices):
+                self._traces.of(frame.graph).sparse.add(name)
+            layer, label = self._layers.weights.layer(name), name.rpartition(".")[2]
+            for _, x in tensors(grad, ""):
+                frame.take(x, layer, "backward", f"grad of {label}", name)
 
     def _under_tape(
         self, target: Any, output_gradients: Any = None, *args: Any, **kwargs: Any
