@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
@@ -167,9 +168,15 @@ def test_the_order_is_written_down_once_more_for_readers() -> None:
     assert " <- ".join(f"`{room}`" for room in ORDER) in " ".join(text.split())
 
 
-# Functions of the core that are harder to follow than they should be: these may only shrink.
-COMPLEX: dict[str, int] = {}
-MOST = 20
+# So many ways through one function of the core, and of an adapter.
+MOST, MOST_OF_ADAPTERS = 20, 30
+# What runs for every operation or call is spelt out, as a function of its own would cost as much as
+# what it does. These may only shrink.
+SPELT_OUT = {
+    "adapters/arrays/step_level.py:call": 36,
+    "adapters/torch/call/noted.py:__torch_function__": 40,
+    "adapters/torch/step/hooks.py:__call__": 36,
+}
 _BRANCHES = (ast.If, ast.For, ast.While, ast.IfExp, ast.ExceptHandler, ast.Assert, ast.match_case)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -187,13 +194,19 @@ def _complexity(function: ast.AST) -> int:
     return count
 
 
-def test_no_function_of_the_core_is_too_complex() -> None:
-    found = {}
-    for path in [*CORE.glob("*.py"), *CORE.glob("_*/**/*.py")]:
-        for node in ast.walk(_parsed(path)):
-            if isinstance(node, _FUNCTIONS) and (count := _complexity(node)) > MOST:
-                found[f"{path.relative_to(CORE.parent).as_posix()}:{node.name}"] = count
-    assert {name: count for name, count in found.items() if count > COMPLEX.get(name, MOST)} == {}
+def _too_complex(paths: Iterable[Path], most: int) -> dict[str, int]:
+    found = {
+        f"{path.relative_to(CORE.parent).as_posix()}:{node.name}": _complexity(node)
+        for path in paths
+        for node in ast.walk(_parsed(path))
+        if isinstance(node, _FUNCTIONS)
+    }
+    return {name: count for name, count in found.items() if count > SPELT_OUT.get(name, most)}
+
+
+def test_no_function_is_too_complex() -> None:
+    assert _too_complex([*CORE.glob("*.py"), *CORE.glob("_*/**/*.py")], MOST) == {}
+    assert _too_complex(ADAPTERS.glob("**/*.py"), MOST_OF_ADAPTERS) == {}
 
 
 def test_complexity_counts_every_way() -> None:
