@@ -94,7 +94,7 @@ def test_what_stands_for_a_function_is_copied_as_the_function_and_looks_like_it(
     assert "anynan" not in f"{made!r} {made}"
     given = jnp.ones(1) if make.__name__ == "vmap" else jnp.float32(1)
     copied = copy.deepcopy(made)
-    assert type(copied).__module__ != "anynan.jax.watchall"
+    assert not type(copied).__module__.startswith("anynan.")
     jax.tree.map(np.testing.assert_array_equal, copied(given), make(jnp.sin)(given))
 
 

@@ -205,7 +205,7 @@ def test_what_cannot_be_watched_is_a_line(found, monkeypatch):
     def start(*_):
         raise RuntimeError("no")
 
-    monkeypatch.setattr(sys.modules["anynan.jax.watchall"], "start", start)
+    monkeypatch.setattr(sys.modules["anynan.jax.everywhere.compiled"], "start", start)
     assert jax.jit(jnp.negative)(1.0) == -1.0
     assert found.lines() == [
         "  note      negative is not watched: RuntimeError: no [layer-unwatched]"
@@ -373,7 +373,7 @@ def test_an_exception_of_what_a_library_compiles_is_its_own_and_told(library, fo
     with pytest.raises(eqx.EquinoxRuntimeError) as caught:
         library["solved"](solve)(jnp.float32(1))
     assert "no progress" in str(caught.value)
-    assert "/watchall.py" not in str(caught.value)
+    assert "/everywhere/" not in str(caught.value)
     (event,) = found.events
     assert (event.severity, event.operation.name) == ("suspect", "sqrt")
     assert event.notes[0].endswith("[may-have-raised]")

@@ -1,0 +1,1 @@
+"""A program that tracks nothing itself: what it compiles, differentiates and reads."""
