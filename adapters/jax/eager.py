@@ -30,6 +30,7 @@ from anynan.jax.graphs import names
 from anynan.jax.graphs.lines import is_jax
 from anynan.jax.graphs.versions import watch_calls
 from anynan.jax.read import probes
+from anynan.jax.read.donated import alive, strong
 from anynan.jax.read.probes import NAN
 
 # So many calls are held, and so many bytes of what they took and gave; a larger array is not kept
@@ -79,7 +80,7 @@ class Call(NamedTuple):
         given = list(filter(_is_numpys, self.given))
         if not len(given) == len(self.gave) == 1:
             return False
-        there = np.asarray(self.gave[0])
+        there = np.asarray(alive(self.gave[0]))
         return np.array_equal(given[0].astype(there.dtype), there, equal_nan=True)
 
     @property
@@ -95,7 +96,7 @@ class Call(NamedTuple):
     def run(self) -> tuple[Callable[..., Any], list[Any]]:
         """Give a function that makes the call once more, in its line, and the arrays it takes."""
         line, end, column, end_column = position(self.code, self.at)
-        leaves = list(map(_alive, self.given))
+        leaves = list(map(alive, self.given))
         places = [i for i, x in enumerate(leaves) if isinstance(x, jax.Array | np.ndarray)]
 
         def made(arrays: Iterable[Any]) -> Any:
@@ -243,11 +244,8 @@ def bad(value: Any) -> list[Any]:
     leaves: list[Any] = []
     with suppress(Exception):  # what cannot be taken apart holds none
         leaves = tree_util.tree_leaves(value)
-    return [
-        x
-        for x in map(_alive, leaves)
-        if type(x) in ARRAYS and _word(x) and (x.size == 1 or probes.worst(x) > probes.NEGINF)
-    ]
+    found = [x for x in map(_alive, leaves) if type(x) in ARRAYS and _word(x)]
+    return [x for x in found if x.size == 1 or probes.worst(alive(x)) > probes.NEGINF]
 
 
 @functools.cache
@@ -286,8 +284,8 @@ def _lighten(leaves: list[Any]) -> int:
 
 def _alive(x: Any) -> Any:
     """Give what a call took or gave, None where that is gone."""
-    x = x() if isinstance(x, weakref.ref) else x
-    return None if type(x) in ARRAYS and x.is_deleted() else x
+    x = strong(x)
+    return None if alive(x) is None else x
 
 
 def _is_numpys(x: Any) -> bool:
@@ -305,5 +303,5 @@ def _word(x: Any) -> int:
         return NAN if x != x else probes.POSINF if math.isinf(x) else probes.FINE
     if not isinstance(x, jax.Array | np.ndarray | np.generic) or not probes.checkable(x):
         return probes.FINE
-    kind = probes.worst(x)
+    kind = probes.worst(alive(x))
     return probes.POSINF if kind == probes.NEGINF else kind

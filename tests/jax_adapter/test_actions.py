@@ -109,7 +109,7 @@ def test_what_a_donation_hides_is_said_with_the_way_out():
     state = start()
     tracked(*state, BAD)
     assert tracked.events[0].operation.name == "log"
-    assert not any(x.is_deleted() for x in jax.tree.leaves(state))
+    assert all(x.is_deleted() for x in jax.tree.leaves(state))
 
 
 def test_the_environment_overrides_the_action(monkeypatch):

@@ -98,17 +98,38 @@ def test_what_stands_for_a_function_is_copied_as_the_function_and_looks_like_it(
     jax.tree.map(np.testing.assert_array_equal, copied(given), make(jnp.sin)(given))
 
 
-def test_a_step_with_a_module_is_traced_once(found):
+@pytest.mark.parametrize("jax_or_nnx", [jax, nnx], ids=["jax", "nnx"])
+@pytest.mark.parametrize("way", [lambda model, x: model(x), lambda model, x: x @ model.kernel[...]])
+def test_a_step_with_a_module_is_traced_once(way, jax_or_nnx, found):
     traces = []
-    model = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
 
-    @jax.jit
-    def step(model, x):
-        traces.append(x)
-        return model(x)
+    class Model(nnx.Linear):
+        def step(self, x):
+            traces.append(x)
+            return way(self, x)
 
-    step(model, jnp.ones((4, 3)))
+    step = jax_or_nnx.jit(Model.step)
+    step(Model(3, 2, rngs=nnx.Rngs(0)), jnp.ones((4, 3)))
     assert len(traces) == 1
+
+
+def test_a_step_of_nnx_takes_plain_numbers_by_name_and_place(found):
+    @nnx.jit
+    def step(model, x, power, *, scale):
+        return jnp.log(model.w[...] + x) ** power * scale
+
+    step(nnx.Dict(w=nnx.Param(jnp.ones(2))), jnp.full(2, -2.0), 2.0, scale=1.0)
+    assert [event.operation.name for event in found.bad()] == ["log"]
+
+
+def test_what_a_program_donates_is_gone_and_what_was_made_of_it_outside_is_told(found):
+    def step(w, x):
+        return w - x
+
+    step, w = jax.jit(step, donate_argnums=0), jnp.log(jnp.array([-1.0, 1.0]))
+    step(w, jnp.ones(2))
+    assert w.is_deleted()
+    assert [event.operation.name for event in found.bad()] == ["log"]
 
 
 TRANSFORMS = {

@@ -14,6 +14,7 @@ import jax.experimental
 import jax.numpy as jnp
 import numpy as np
 from jax._src import api, config, pjit
+from jax._src.interpreters import partial_eval
 from jax._src.lib import jax_jit
 from jax.extend import core as jc
 from jax.extend import source_info_util
@@ -59,6 +60,12 @@ def manual_axes(params: Mapping[str, Any]) -> tuple[str, ...]:
 def checked(params: Mapping[str, Any]) -> bool:
     """Tell whether a shard_map has its types checked."""
     return bool(params.get("check_vma", params.get("check_rep", True)))
+
+
+def traces() -> int:
+    """Count the functions that were traced; 0 where JAX does not count them, as before 0.10."""
+    count = getattr(getattr(partial_eval, "trace_to_jaxpr", None), "cache_info", None)
+    return 0 if count is None else int(count().misses)
 
 
 def rebind(eqn: Any, ins: list[Any], **changed: Any) -> list[Any]:

@@ -21,7 +21,7 @@ from anynan.jax.graphs.graph import Graph, Node
 from anynan.jax.graphs.layers import Layers
 from anynan.jax.graphs.operations import Operations
 from anynan.jax.graphs.stacks import MARK
-from anynan.jax.graphs.versions import settings
+from anynan.jax.graphs.versions import settings, traces
 from anynan.jax.program import signature
 from anynan.jax.program.evaluator import CALLBACKS, Evaluator, placed
 from anynan.jax.program.objects import (
@@ -59,7 +59,7 @@ class Settings:
     def restores(self, donated: tuple[int, ...]) -> bool:
         """Tell whether a bad step gives the old state back."""
         # A donated state is lost when the step is over: so is a replay, if it does not come back.
-        return self.drops or (self.raises and bool(donated))
+        return self.drops or (self.raises and self.donate and bool(donated))
 
 
 # What is read instead of a total that may lose a NaN, and what XLA's CPU kernels take in with it.
@@ -104,11 +104,12 @@ class Program:
         self.expected: list[dict[str, str]] = []
         token = marker.set(self._mark)
         try:
-            held = None if objects is None else list(objects.held.values())
+            held, before = None if objects is None else list(objects.held.values()), traces()
             with under_way(), named((fn, flat.arguments(flat.arrays), held), roots) as written:
                 self.closed = jax.make_jaxpr(self._pure(fn, flat))(*flat.arrays)
                 self.donated = self._donated()
-                known = written or not self._bare()
+                # Of what was traced before nothing is traced now, but the function of arrays.
+                known = written or traces() > before + 1 or not self._bare()
                 if inner is not None and not known and (roots or merges(inner)):
                     # A jitted function is traced once: before it was tracked, maybe, when its
                     # layers were not named.

@@ -122,7 +122,7 @@ def static_arguments(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     plain = [i for i, x in enumerate(args) if not any(map(is_data, tree_util.tree_leaves(x)))]
     if trace is None or not (plain or kwargs):
         return set()
-    given: Any = getattr(fn, "_jit_info", None)
+    given: Any = getattr(getattr(fn, "jitted_fn", fn), "_jit_info", None)  # or nnx.jit's own
     numbers = getattr(given, "static_argnums", (-1,))
     if min(numbers, default=0) >= 0:  # several plain numbers do not tell which of them is static
         return {*numbers, *given.static_argnames}

@@ -67,7 +67,7 @@ class Watches:
     def __init__(self, program: Program) -> None:
         self.program = program
         self.known = Known()
-        self._latest: dict[bool, Watch] = {}
+        self._latest: Watch | None = None
         # Whether what it donates is little enough to be kept; None before that was asked.
         self.little: bool | None = None
 
@@ -80,23 +80,22 @@ class Watches:
         if self.little is None:
             donated = [arrays[i] for i in self.program.donated]
             size = sum(x.nbytes for x in donated if isinstance(x, jax.Array))
-            self.little = bool(donated) and size * SHARE <= probes.free_memory(donated[0])
+            self.little = size * SHARE <= probes.free_memory(donated[0])
         return self.little
 
-    def get(self, exact: set[int], *, keep: bool = False) -> "Watch":
+    def get(self, exact: set[int]) -> "Watch":
         """Give a watch that reads these values exactly.
 
         Args:
             exact: Their numbers.
-            keep: Whether what the step donates is kept all the same.
 
         Raises:
             UnwatchableError: If it cannot be made.
         """
-        latest = self._latest.get(keep)
+        latest = self._latest
         if latest is None or not latest.exact.issuperset(exact):
             try:
-                latest = self._latest[keep] = Watch(self.program, exact, self.known, keep=keep)
+                latest = self._latest = Watch(self.program, exact, self.known)
             except Exception as error:
                 raise UnwatchableError(f"{type(error).__name__} {error}".rstrip()) from error
         return latest
@@ -109,12 +108,9 @@ class Watch:
         program: What is watched.
         exact: Values whose kind a total might not tell.
         known: What was found out of its values.
-        keep: True to keep what is donated.
     """
 
-    def __init__(
-        self, program: Program, exact: Iterable[int], known: Known, *, keep: bool = False
-    ) -> None:
+    def __init__(self, program: Program, exact: Iterable[int], known: Known) -> None:
         settings = program.settings
         self.program, self.known = program, known
         self.exact = frozenset(exact)
@@ -144,10 +140,9 @@ class Watch:
         self.ran = False
         self.sites: list[Site] | None = None
         self.table: tuple[int, Any] | None = None
-        self.donated = program.donated if settings.donate and not keep else ()
-        self.restored = program.restorable if settings.restores(self.donated) else {}
+        self.restored = program.restorable if settings.restores(program.donated) else {}
         self.states = self._states()
-        self.run = jax.jit(self._run, donate_argnums=tuple(i + 2 for i in self.donated))
+        self.run = jax.jit(self._run, donate_argnums=tuple(i + 2 for i in program.donated))
 
     def _factors(self, avals: list[Any]) -> Any:
         """Give what totals are scaled by: of each reading, then of those read side by side."""

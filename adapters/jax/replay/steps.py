@@ -14,6 +14,7 @@ from anynan._readings.readings import ProbePoint
 from anynan.jax.program.program import Program
 from anynan.jax.program.watch import Known, Watch
 from anynan.jax.read import probes
+from anynan.jax.read.donated import Copy, alive
 from anynan.jax.read.readings import Path
 
 
@@ -30,6 +31,7 @@ class Step:
         read: The readings on the host: word, smallest, largest and statistics of each value.
         meant: Places of the readings that are Inf and may be meant so.
         spoilt: Weights that a replay found to be spoilt by the update.
+        copies: Those of what was donated, where they are kept.
         traced: The function, and what traces it once more; None where that is not kept.
         moved: How far its update moved the weights; None where that is not looked at.
         partial: True where ``watch`` reads less than what ran: its rows are of more.
@@ -45,6 +47,7 @@ class Step:
     read: Any = None
     meant: set[int] = field(default_factory=set)
     spoilt: list[BadParameter] = field(default_factory=list)
+    copies: list[Copy] = field(default_factory=list)
     traced: tuple[Callable[..., Any], Callable[[list[Any]], Program]] | None = None
     moved: Any = None
     partial: bool = False
@@ -63,7 +66,7 @@ class Step:
             paths: Where they are, and why.
         """
         program, old = self.program.without(paths), self.program.graph.values
-        watch = Watch(program, (), Known(), keep=True)
+        watch = Watch(program, (), Known())
         numbers = {(old[i].path, id(old[i].var)): at for i, at in self.watch.at.items()}
         read, meant = np.zeros((len(watch.values), max(watch.width, 3))), set[int]()
         read[:, 1:3] = probes.UNREAD
@@ -116,13 +119,6 @@ class Step:
                 )
                 raise ReplayError(msg)
         return found
-
-
-def alive(x: Any) -> Any:
-    """Give an array, None if it was donated or is gone."""
-    if isinstance(x, weakref.ref):
-        x = x()
-    return None if isinstance(x, jax.Array) and x.is_deleted() else x
 
 
 def weakly(arrays: list[Any]) -> list[Any]:

@@ -34,7 +34,7 @@ from anynan.jax.program.trace import (
     under_way,
 )
 from anynan.jax.program.watch import Watches
-from anynan.jax.read import probes
+from anynan.jax.read import donated, probes
 from anynan.jax.read.places import fill, sites_of
 from anynan.jax.read.readings import Path
 from anynan.jax.replay.steps import Step, weakly
@@ -312,9 +312,11 @@ class Session(StepReader):
         """
         judge, arrays, program = self.tracker.judge, form.flat.arrays, watches.program
         watch, rows = watches.get(self.verdicts.exact(watches)), judge.rows()
-        little = bool(watch.donated) and self.tracker.found and watches.is_little(arrays)
-        if little or self.has_risen(Step(watch, arrays, [], None, rows)):
-            watch = watches.get(self.verdicts.exact(watches), keep=True)
+        begun = Step(watch, arrays, [], None, rows, since=judge.steps.since)
+        little = bool(program.donated) and self.tracker.found and watches.is_little(arrays)
+        keeps = little or not self.settings.donate or self.has_risen(begun)
+        if keeps and not self.light:
+            begun.copies = donated.copies([arrays[i] for i in program.donated])
         kept = sample(self.options.updates, rows.number, program, arrays)
         try:
             outs, words = watch(self.verdicts.table(watch), arrays)
@@ -325,12 +327,13 @@ class Session(StepReader):
         except Exception as error:
             if little and "RESOURCE_EXHAUSTED" in str(error):  # it was more than there is
                 watches.little = False
-                return self._run(fn, form, watches)
+                flat = replace(form.flat, arrays=list(map(donated.alive, arrays)))
+                return self._run(fn, form._replace(flat=flat), watches)
             judge.close_step()
-            died = Step(watch, list(arrays), [], None, rows)
+            died = replace(begun, arrays=list(arrays))
             self.broken(died, error, self.verdicts.table(watch))
             raise
-        ran = Step(watch, list(arrays), list(outs), words, rows, since=judge.steps.since)
+        ran = replace(begun, arrays=list(arrays), outs=list(outs), words=words)
         judge.close_step()
         if kept is not None:
             kept.after(outs)
@@ -450,7 +453,8 @@ class Session(StepReader):
     def escalation(self) -> Escalation | None:
         """Keep what the next steps donate, if this one could not be run again without it."""
         step = self.step
-        return None if step is None or not step.watch.donated else KEPT
+        kept = step is None or step.copies or not step.program.donated
+        return None if kept else KEPT
 
     def rank(self) -> int | None:
         """Give the process in a run over several."""

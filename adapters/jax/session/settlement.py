@@ -27,11 +27,12 @@ from anynan.jax.program import signature
 from anynan.jax.program.trace import ShutError
 from anynan.jax.program.watch import State, Watch
 from anynan.jax.read import probes
+from anynan.jax.read.donated import alive, strong
 from anynan.jax.read.places import fill, sites_of
 from anynan.jax.replay.ending import up_to
 from anynan.jax.replay.flags import flags
 from anynan.jax.replay.replay import everything, replay
-from anynan.jax.replay.steps import Step, alive
+from anynan.jax.replay.steps import Step
 from anynan.jax.replay.trial import attempt
 from anynan.options import Options
 
@@ -150,7 +151,7 @@ class StepReader(BaseAdapter):
 
     def _look_back(self, step: Step) -> None:
         """Find whether a reported step of another function made what this one was given."""
-        arrays = list(map(alive, step.arrays))
+        arrays = list(map(strong, step.arrays))
         closed = [value.constant for value in step.program.graph.values if value.known]
         pairs = list(zip(arrays, step.program.leaves, strict=True))
         kept = [x for x, leaf in pairs if leaf.role != "input" and _is_bad(x)]
