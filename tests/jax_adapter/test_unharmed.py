@@ -132,6 +132,29 @@ def test_what_a_program_donates_is_gone_and_what_was_made_of_it_outside_is_told(
     assert [event.operation.name for event in found.bad()] == ["log"]
 
 
+def test_what_a_loop_prints_it_prints_once_where_its_step_is_looked_into(found, capsys):
+    def round_(i, x):
+        jax.debug.print("round {}", i)
+        jax.debug.callback(lambda i: print("called", i), i)
+        return x * 2
+
+    @jax.jit
+    def step(x):
+        x = jax.lax.fori_loop(0, 2, round_, x)
+        x = jax.lax.while_loop(lambda x: x > -20, lambda x: round_(2, x), x)
+        x = jax.lax.cond(x < 0, lambda x: round_(3, x), lambda x: x, x)
+        return round_(4, jnp.log(x))
+
+    step(-3.0)
+    jax.effects_barrier()
+    assert sorted(capsys.readouterr().out.split()) == sorted(
+        [word for i in range(5) for word in ("called", "round", f"{i}", f"{i}")]
+    )
+    (event,) = found.bad()
+    assert event.operation.name == "log"
+    assert not any("callback" in note for note in event.notes)
+
+
 TRANSFORMS = {
     "jvp": lambda f, x: jax.jvp(f, (x,), (x,)),
     "linearize": lambda f, x: jax.linearize(f, x)[1](x),

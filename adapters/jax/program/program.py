@@ -23,7 +23,7 @@ from anynan.jax.graphs.operations import Operations
 from anynan.jax.graphs.stacks import MARK
 from anynan.jax.graphs.versions import settings, traces
 from anynan.jax.program import signature
-from anynan.jax.program.evaluator import CALLBACKS, Evaluator, placed
+from anynan.jax.program.evaluator import CALLBACKS, Evaluator, placed, silent
 from anynan.jax.program.objects import (
     Objects,
     objects_of,
@@ -465,11 +465,11 @@ class Program:
             ShutError: If equations cannot be rebuilt: a program without them can be evaluated.
         """
         consts = self.closed.consts if consts is None else consts
-        if self.catcher is not None:
-            plan.callback = self.catcher
-            for node in self.graph.nodes:
-                if node.name in CALLBACKS:
-                    plan.open(node.path)
+        plan.callback = self.catcher
+        for node in self.graph.nodes:
+            caught = self.catcher is not None and node.name in CALLBACKS
+            if caught or (plan.replaying and silent(node.eqn)):  # no loop prints a second time
+                plan.open(node.path)
         outs, found = Evaluator(plan).run(self.closed.jaxpr, consts, arrays)
         if plan.shut:
             raise ShutError(plan.shut)

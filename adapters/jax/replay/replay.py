@@ -160,7 +160,7 @@ def record(
     recorder.capture(arrays)
     result = Replay(recorder.records(), recorder.sinks())
     result.notes += dict.fromkeys(recorder.trouble)
-    if any(eqn.effects and not silent(eqn) for eqn in program.closed.jaxpr.eqns):
+    if any(node.name == "io_callback" and not silent(node.eqn) for node in program.graph.nodes):
         what = "a callback of the step whose result is used"
         result.notes.append(CALLBACK_AGAIN(what=what))
     elif any(node.name == "pure_callback" for node in program.graph.nodes):

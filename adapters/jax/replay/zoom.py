@@ -300,7 +300,7 @@ def look(program: Program, arrays: list[Any], wanted: Any, *, inside: bool = Fal
     graph, opened = program.graph, Plan()
     quiet = Plan(replaying=True, callback=program.catcher)
     for node in graph.nodes:
-        if node.name in CALLBACKS:
+        if node.name in CALLBACKS or silent(node.eqn):
             quiet.open(node.path)
     for index in wanted:
         opened.open(graph.values[index].path)
