@@ -11,7 +11,7 @@ OPERATION_OPAQUE = Message(
 )
 LAYER_UNNAMED = Message(
     "layer-unnamed",
-    "no layer of {names} has a name in reports: JAX traced a jitted function inside before "
+    "no layer of {names} has a name in reports: the step calls none, or JAX traced it before "
     "you tracked it; call track() before its first call",
 )
 SKIP_INSIDE = Message(
