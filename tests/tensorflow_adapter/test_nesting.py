@@ -96,26 +96,62 @@ def test_an_iteration_of_a_recurrent_layer_is_named(eagerly):
     assert not layers[0].unroll
 
 
-def test_a_loop_of_the_graph_is_said_to_be_closed():
-    def step(x):
-        while tf.reduce_max(x) < 10:
-            x = tf.math.log(x)
-        return tf.reduce_sum(x)
-
-    event = failure(anynan.tensorflow.track(tf.function(step)), tf.constant([0.5, 2.0]))
-    assert event.operation.name == "while"
-    assert any("the inside of a loop of the graph is not watched" in n for n in event.notes)
+def loops(x):
+    while tf.reduce_max(x) < 10:
+        x = tf.math.log(x)  # bad while
+    return tf.reduce_sum(x)
 
 
-def test_a_branch_of_the_graph_is_said_to_be_closed():
-    def step(x):
-        if tf.reduce_sum(x) < 10:
-            x = tf.math.log(x)
-        return tf.reduce_sum(x)
+def collects(x):
+    found = tf.TensorArray(tf.float32, 3)
+    for i in tf.range(tf.shape(x)[0]):
+        found = found.write(i, tf.math.log(x[i]))  # bad range
+    return tf.reduce_sum(found.stack())
 
-    event = failure(anynan.tensorflow.track(tf.function(step)), tf.constant([-0.5, 2.0]))
-    assert event.operation.name == "cond"
-    assert any("the inside of a branch of the graph" in note for note in event.notes)
+
+def branches(x):
+    if tf.reduce_sum(x) < 10:
+        x = tf.math.log(x)  # bad if
+    return tf.reduce_sum(x)
+
+
+def calls(x):
+    taken = tf.cond(tf.reduce_sum(x) < 10, lambda: x - 0.5, lambda: x)
+    turn = lambda i, x: (i + 1, tf.math.log(x))  # noqa: E731  # bad call
+    return tf.reduce_sum(tf.while_loop(lambda i, _: i < 2, turn, (0, taken))[1])
+
+
+@pytest.mark.parametrize(
+    ("step", "mark"),
+    [(loops, "bad while"), (collects, "bad range"), (branches, "bad if"), (calls, "bad call")],
+)
+def test_loops_and_branches_of_a_graph_are_looked_into(step, mark):
+    event = failure(anynan.tensorflow.track(tf.function(step)), tf.constant([0.5, -2.0, 3.0]))
+    assert event.operation.name == "log"
+    assert event.operation.source.line == line(__file__, mark)
+
+
+def test_what_is_too_long_or_calls_the_programs_own_functions_is_said_to_be_closed():
+    called = []
+
+    def note(x):
+        called.append(x)
+        return x
+
+    def long(x):
+        for i in tf.range(400):
+            x = tf.math.log(x - tf.cast(i, tf.float32))
+        return x
+
+    def calling(x):
+        for _ in tf.range(3):
+            x = tf.ensure_shape(tf.numpy_function(note, [tf.math.log(x)], tf.float32), [2])
+        return x
+
+    for step in (long, calling):
+        event = failure(anynan.tensorflow.track(tf.function(step)), tf.constant([500.0, 2.0]))
+        assert event.operation.name == "while"
+        assert any("the inside of a loop of the graph is not watched" in n for n in event.notes)
 
 
 def test_the_gradient_of_a_compiled_step_that_a_plain_function_calls_is_looked_into():

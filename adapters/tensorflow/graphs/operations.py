@@ -1,13 +1,15 @@
 """The operations of a graph, forward ones and gradients, and which belongs to which."""
 
 import inspect
+import itertools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow as tf
 
+from anynan._base.walks import walk
 from anynan.events import Phase, Source
 from anynan.tensorflow.graphs import lines, names
 from anynan.tensorflow.graphs.traces import Trace, scopes
@@ -238,8 +240,8 @@ class Operations:
         found = [
             x
             for node in op.nodes
-            for x in node.inputs
-            if is_float(x) and resolve(x).op.name not in members
+            for x in itertools.chain(*map(_floats, node.inputs))
+            if resolve(x).op.name not in members
         ]
         # Which operand is which goes by position in a single node.
         op.ins = found if len(op.nodes) == 1 else list({x.name: x for x in found}.values())
@@ -263,6 +265,19 @@ class Operations:
     def writer(self, tensor: Any) -> Op | None:
         """Give the operation that wrote a tensor, None if it came from outside."""
         return self.of.get(resolve(tensor).op.name)
+
+
+def _floats(tensor: Any) -> Iterator[Any]:
+    """Yield a float tensor, or those that were put into a list."""
+    if is_float(tensor):
+        yield tensor
+        return
+    for node in walk(_lists([tensor]), lambda node: _lists(node.inputs), near=True):
+        yield from filter(is_float, node.inputs)
+
+
+def _lists(tensors: Iterable[Any]) -> list[Any]:
+    return [x.op for x in tensors if x.dtype == tf.variant and x.op.type.startswith("TensorList")]
 
 
 def forward_name(name: str) -> tuple[str, bool]:

@@ -11,16 +11,25 @@ from anynan.tensorflow.replay.steps import State
 
 
 @contextmanager
-def in_place(state: State, layers: Iterable[Any], *, unrolled: bool) -> Iterator[None]:
-    """Have nested functions traced in place; recurrent layers of Keras unrolled, if wanted."""
+def in_place(
+    state: State, layers: Iterable[Any], *, unrolled: bool, asked: bool = False
+) -> Iterator[None]:
+    """Have nested functions traced in place, with what is in them unrolled.
+
+    Args:
+        state: What the thread knows.
+        layers: What is watched.
+        unrolled: Whether recurrent layers of Keras are unrolled.
+        asked: Whether loops and branches are, which run by the values that they ask for.
+    """
     rolled = [x for x in layers if getattr(x, "unroll", None) is False]
     for layer in rolled if unrolled else ():
         layer.unroll = True
-    state.inline = True
+    state.inline, state.asked = True, asked
     try:
         yield
     finally:
-        state.inline = False
+        state.inline = state.asked = False
         for layer in rolled if unrolled else ():
             layer.unroll = False
 

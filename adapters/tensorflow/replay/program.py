@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -26,6 +27,10 @@ from anynan.tensorflow.replay.steps import Held, Part, Step
 from anynan.tensorflow.replay.taped import Differentiated
 
 EARLY = "the second run ended before the first did: {}"
+# How far loops and branches are looked into: each turn counts the nodes that there are by then,
+# since what it asks for is a run of them.
+MOST = 100_000
+TOO_LONG = "its loops and branches take too many turns"
 # A part of the graph, with its inputs and what they hold, and one of its tensors -> its value.
 Ask = Callable[[Any, list[tuple[Any, Any]], Any], Any]
 
@@ -37,19 +42,23 @@ class Answers:
         given: The arguments of the first run.
         ended: The exception that ended it.
         ask: Runs what there is of the graph.
+        most: How many nodes all turns of loops and branches may count, None for any number.
 
     Attributes:
         taken: What the code took last before it ended so again: a tensor, or a node.
         notes: What is to be said of the run.
     """
 
-    def __init__(self, given: Any, ended: BaseException | None, ask: Ask) -> None:
+    def __init__(
+        self, given: Any, ended: BaseException | None, ask: Ask, most: int | None = None
+    ) -> None:
         self.taken: Any = None
         self.notes: list[str] = []
         self._given, self._ended, self._ask = given, ended, ask
         self._graph: Any = None
         self._inputs: list[tuple[Any, Any]] = []
         self._asked: tuple[Any, int] = None, -1
+        self._left = most
 
     def heard(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         """Make a function that is answered, and that ends early where the code raises."""
@@ -87,21 +96,70 @@ class Answers:
                 patches.put(kind, name, lambda x, *args, **_: self._array(x, *args))
             for name, take in (("bool", bool), ("float", float), ("int", int), ("index", int)):
                 patches.put(kind, f"__{name}__", lambda x, take=take: take(self._value(x)))
-            patches.put(kind, "__iter__", lambda x: iter(tf.unstack(x)))
+            patches.put(kind, "__iter__", functools.partialmethod(_each, self))
             patches.put(kind, "__len__", lambda x: x.shape[0])
+            if self._left is not None:
+                for module in (tf, tf.compat.v2):
+                    patches.change(module, "cond", lambda run: self._ours(run, self._branch))
+                    patches.change(module, "while_loop", lambda run: self._ours(run, self._loop))
             yield
 
     def _array(self, x: Any, dtype: Any = None) -> Any:
         value = self._value(x)
         return value if dtype is None else value.astype(dtype)
 
+    def each(self, x: Any) -> Iterator[Any]:
+        """Give what a tensor holds, one after the other."""
+        count = x.shape[0]
+        for i in range(int(self._value(tf.shape(x)[0])) if count is None else count):
+            self._spend()
+            yield x[i]
+
+    def _ours(self, run: Any, by_value: Any) -> Any:
+        """Run what TensorFlow makes of a branch or a loop by values, in the graph that is asked."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return (by_value if here() is self._graph else run)(*args, **kwargs)
+
+        return call
+
+    def _branch(self, pred: Any, true_fn: Any = None, false_fn: Any = None, **_: Any) -> Any:
+        return true_fn() if pred else false_fn()
+
+    def _loop(
+        self, cond: Any, body: Any, loop_vars: Any, maximum_iterations: Any = None, **_: Any
+    ) -> Any:
+        most = itertools.count() if maximum_iterations is None else range(int(maximum_iterations))
+        for _turn in most:
+            if not cond(*loop_vars):
+                break
+            found = body(*loop_vars)
+            loop_vars = found if isinstance(found, list | tuple) else (found,)
+        return loop_vars
+
+    def _spend(self) -> None:
+        """Count a turn.
+
+        Raises:
+            ReplayError: If there were too many.
+        """
+        if self._left is not None:
+            self._left -= len(self._graph.get_operations())
+            if self._left < 0:
+                raise ReplayError(TOO_LONG)
+
     def _value(self, x: Any) -> Any:
+        self._spend()
         if x.graph is not self._graph:
             msg = "a tensor of another graph has no value here"
             raise NotImplementedError(msg)
         self._asked = x, len(self._graph.get_operations())
         with tf.init_scope():
             return self._ask(self._graph, self._inputs, x)
+
+
+def _each(x: Any, answers: Answers) -> Iterator[Any]:
+    return answers.each(x)
 
 
 def _leaves_of(value: Any) -> list[Any]:
@@ -265,19 +323,23 @@ class Programs(Part):
         first = [] if began is None else [began.put_back]
         first += [] if entering is None else [entering]
         if fresh:
-            fn, began = nested.anew(fn, *first), Reached(self._layers).begin(fn.python_function)
+            python = fn.python_function
+            fn, began = nested.anew(fn, *first), Reached(self._layers).begin(python)
+            fn = python if self._state.asked else fn
         if hasattr(fn, "get_concrete_function"):
             return fn, _concrete(fn, step, began), None
         whole = self._whole(step) if step.layer else fn
         failed = None
-        if step.ended is None or isinstance(step.ended, tf.errors.OpError):
+        asked = self._state.asked
+        if not asked and (step.ended is None or isinstance(step.ended, tf.errors.OpError)):
             try:
                 made = tf.function(nested.begun(whole, *first))
                 return made, _concrete(made, step, began), None
             except UntracedError as error:
                 failed = error
         # It ran without a graph, so it may have asked for values: they are given to it again.
-        answers = Answers((step.args, step.kwargs), step.ended, functools.partial(self._ask, step))
+        ask, most = functools.partial(self._ask, step), MOST if asked else None
+        answers = Answers((step.args, step.kwargs), step.ended, ask, most)
         made = tf.function(nested.begun(answers.heard(whole), *first), autograph=False)
         try:
             with answers.given():
@@ -354,9 +416,14 @@ def _source_of_data(graph: Any, captured: Any) -> str | None:
     """Name an operation that takes something out of what is not the step's own."""
     variables = {id(variable.handle) for variable in graph.variables}
     foreign = any(x.dtype in HANDLES and id(x) not in variables for x in captured)
-    definition = graph.as_graph_def() if foreign else tf.compat.v1.GraphDef()
+    return next((x for x in types(graph) if x.startswith(TAKING)), None) if foreign else None
+
+
+def types(graph: Any) -> dict[str, None]:
+    """List the types of a graph's nodes, and of those of the functions that it calls."""
+    definition = graph.as_graph_def()
     nodes = [definition.node, *(function.node_def for function in definition.library.function)]
-    return next((node.op for part in nodes for node in part if node.op.startswith(TAKING)), None)
+    return dict.fromkeys(node.op for part in nodes for node in part)
 
 
 def arguments(step: Step, fn: Any) -> list[tuple[str, Any]]:

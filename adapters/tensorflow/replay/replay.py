@@ -1,7 +1,7 @@
 """Run the graph of a failing step again, on copies of its variables, with every operation read."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from itertools import takewhile
 from typing import Any
@@ -27,7 +27,7 @@ from anynan.tensorflow.read.buffers import Block
 from anynan.tensorflow.read.places import Places
 from anynan.tensorflow.replay import nested, saving
 from anynan.tensorflow.replay.fix_runner import FixRunner
-from anynan.tensorflow.replay.program import Program, Programs, first_line
+from anynan.tensorflow.replay.program import Program, Programs, first_line, types
 from anynan.tensorflow.replay.records import Recorder
 from anynan.tensorflow.replay.run import Run, as_written
 from anynan.tensorflow.replay.steps import Held, Part, Step
@@ -149,6 +149,7 @@ def _norm(recorder: Recorder) -> float | None:
     return total if math.isfinite(total) else None
 
 
+PYTHON = frozenset({"PyFunc", "PyFuncStateless", "EagerPyFunc"})
 FUNCTIONS = ("PartitionedCall", "StatefulPartitionedCall")
 
 
@@ -178,7 +179,7 @@ class Replays(Part):
                 saving.inputs(into, program)
             run = Run(program)
             run.flag(failed=failed)
-            step.unrolled, step.compiled = False, run.compiled
+            step.opened, step.compiled = {"unrolled": False}, run.compiled
             if failed:
                 self._trail(run)
             result = Recorder(self._layers, program, run).result()
@@ -188,10 +189,10 @@ class Replays(Part):
             if not (run.optimized or result.uncompiled or spread):
                 result.passed = self._passed(run)
             nested_end = run.end is not None and run.end.type in FUNCTIONS
-            opaque = any(record.raw in names.OPAQUE for record in result.records)
+            opaque = _opaque(result, run)
             calls = any(node.type in FUNCTIONS for node in program.graph.get_operations())
             if failed and not spread and (opaque or nested_end or (calls and not result.records)):
-                deeper = self._deeper(step)
+                deeper = self._deeper(step, types(program.graph))
                 if deeper is not None:
                     deeper.passed, result = result.passed, deeper
         return result
@@ -214,9 +215,9 @@ class Replays(Part):
             with self._again():
                 first = self._programs.prepare(step)
                 # Nested functions keep what they are traced to, so they are traced in place.
-                with self._in_place(unrolled=step.unrolled), runner.at_work():
+                with self._in_place(**step.opened), runner.at_work():
                     program = self._programs.prepare(step, fresh=True, entering=runner.enter)
-                same = is_same_code(program, first, unrolled=step.unrolled)
+                same = is_same_code(program, first, unrolled=any(step.opened.values()))
                 if not runner.whole or not same:
                     return None
                 run = Run(program)
@@ -373,24 +374,44 @@ class Replays(Part):
             if ok
         ]
 
-    def _deeper(self, step: Step) -> Replay | None:
+    def _deeper(self, step: Step, kinds: Iterable[str]) -> Replay | None:
         """Run a step again with what is nested in place; None if that shows nothing."""
-        for unrolled in (True, False):
+        found = None
+        rolled = any(getattr(x, "unroll", None) is False for x in self._layers.alive().values())
+        plain = [(False, False)] if rolled else []
+        for unrolled, asked in ((True, False), *plain, (True, True)):
+            opened = {"unrolled": unrolled, "asked": asked}
+            # Each value that is asked for would call the program's own functions.
+            if asked and (step.taped or step.made or not PYTHON.isdisjoint(kinds)):
+                continue
             try:
-                with self._in_place(unrolled=unrolled):
+                with self._in_place(**opened):
                     program = self._programs.prepare(step, fresh=True)
                 run = Run(program)
                 run.flag(failed=True)
                 result = Recorder(self._layers, program, run).result()
             except (ReplayError, tf.errors.OpError):
                 continue
-            if result.records:
-                step.unrolled, step.compiled = unrolled, run.compiled
-                return result
-        return None
+            whole = not _opaque(result, run)
+            # A loop that is too long ends before anything comes out of it.
+            reached = bool(result.records) and (not asked or bool(result.sinks))
+            if reached and (found is None or whole):
+                step.opened, step.compiled, found = opened, run.compiled, result
+                if whole:
+                    break
+        return found
 
-    def _in_place(self, *, unrolled: bool) -> AbstractContextManager[None]:
-        return nested.in_place(self._state, self._layers.alive().values(), unrolled=unrolled)
+    def _in_place(self, *, unrolled: bool, asked: bool = False) -> AbstractContextManager[None]:
+        layers = self._layers.alive().values()
+        return nested.in_place(self._state, layers, unrolled=unrolled, asked=asked)
+
+
+def _opaque(replay: Replay, run: Run) -> bool:
+    """Tell whether something bad comes out of what was not looked into: also by a list."""
+    kinds = {kind for record in replay.records for kind in record.raw.split(", ")}
+    loops = any(node.type.endswith("While") for node in run.program.graph.get_operations())
+    lists = loops and any(kind.startswith("TensorList") for kind in kinds)
+    return lists or not kinds.isdisjoint(names.OPAQUE)
 
 
 def _hidden(run: Run) -> set[str]:

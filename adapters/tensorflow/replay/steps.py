@@ -30,7 +30,7 @@ class Step:
         layer: True where it is a layer that was called outside of every graph.
         began: What its code could reach, as it was before the step; None if it was compiled.
         ended: The exception that ended it.
-        unrolled: Whether its fault showed with recurrent layers unrolled.
+        opened: How its fault showed: what was unrolled.
         compiled: Whether it showed only under XLA.
         taped: What ran under the tape, where that is what is run again.
         gives: Whether what the function of a model gave was read.
@@ -44,7 +44,7 @@ class Step:
     layer: bool = False
     began: Began | None = None
     ended: BaseException | None = None
-    unrolled: bool = False
+    opened: dict[str, bool] = field(default_factory=lambda: {"unrolled": False})
     compiled: bool = False
     taped: Differentiated | None = None
     made: Callable[[], Any] | None = None
@@ -146,6 +146,7 @@ class State(threading.local):
     by_hand: set[str | None] = field(default_factory=set)  # weights that were written between steps
     after: bool = False
     inline: bool = False
+    asked: bool = False  # whether loops and branches run by values, as outside of graphs
     xla: bool = False
     incoming: Any = None
     broken: Frame | None = None

@@ -139,7 +139,7 @@ class Call:
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call what it is a call of."""
-        return in_place(self.fn, args, kwargs)
+        return in_place(self.fn, args, kwargs, asked=False)
 
     def variables(self) -> tuple[Any, ...]:
         """Give the variables that it reads by itself."""
@@ -169,8 +169,10 @@ def _run(fn: Any, args: Any, kwargs: Any) -> Any:
     return fn(*args, **kwargs)
 
 
-def in_place(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call what a compiled function was made of, with its control flow as it was compiled."""
+def in_place(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, asked: bool) -> Any:
+    """Call what a compiled function was made of, with its control flow as compiled, or as asked."""
+    if asked:
+        return fn.python_function(*args, **kwargs)
     # Converted, our own call hands the function on to be converted, and its lines are kept.
     converted: Callable[..., Any] = tf.autograph.to_graph(_run)
     return converted(fn.python_function, args, kwargs)

@@ -295,7 +295,8 @@ def _function_call(original: Any) -> Any:
         run = functools.partial(original, self)
         inside = tf.inside_function()
         if inside and any(session.state.inline for session in SEAMS.sessions):
-            return taped.in_place(self, args, kwargs)
+            asked = any(session.state.asked for session in SEAMS.sessions)
+            return taped.in_place(self, args, kwargs, asked=asked)
         for session in SEAMS.sessions:
             if not session.paused and session.runs(self, args, kwargs):
                 return session.call(self, args, kwargs)
