@@ -160,6 +160,13 @@ class SecondRun(Run):
                 else:
                     self._loss = x if phase == "loss" else self._loss
                     seen.arrive(phase, None, label, x, self._key(x))
+            for weight in session.moved(self.root) if self._updates() else ():
+                label, x = weight.name.rpartition(".")[2], weight.array
+                seen.arrive("optimizer", weight.layer, label, x, self._key(x))
+
+    def _updates(self) -> bool:
+        """Tell whether what was bad is what an update made, and not what it was given."""
+        return self._reading is not None and self._reading.phase in ("parameter", "optimizer")
 
     def _call_back(self, model: Any) -> None:
         root = self.root
@@ -209,7 +216,7 @@ class SecondRun(Run):
         with self.tape.quiet():
             for (name, layer), x in self._session.gradients(gradients, parameters):
                 self._land(name, layer, x)
-        if self.runner is None and (self._reading is None or self._reading.phase != "parameter"):
+        if self.runner is None and not self._updates():
             raise _StopError
         return super().update(run, gradients, parameters)
 

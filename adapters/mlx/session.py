@@ -20,7 +20,7 @@ from anynan._readings.step import Step
 from anynan._steps.lazy import LazyAdapter, Local
 from anynan._steps.tracked import Tracked
 from anynan.events import Phase
-from anynan.mlx.layers import Layers, code_of, mapped
+from anynan.mlx.layers import Layers, Weight, code_of, mapped
 from anynan.mlx.messages import CALLED_COMPILED, INSIDE_UNSEEN
 from anynan.mlx.reading import EVALUATE, READER, dtype, ends, is_float, squares
 from anynan.mlx.seams import SEAMS
@@ -165,6 +165,26 @@ class Session(LazyAdapter):
         for name, phase, label, x in self.results(result):
             layer = self.layers.name_of(None, name)[1] if name else None
             self.write(phase, layer, label, x, parameter=name or None, norm=bool(name))
+        self._write_moved()
+
+    def _write_moved(self) -> None:
+        """Read the weights that a step moved out of sight: in compiled code, or by hand."""
+        local, judge = self.local, self.tracker.judge
+        if not self.options.backward or (local.updated and not self.traced):
+            return
+        moved = list(self.moved(local.root))
+        for weight in moved:
+            label = weight.name.rpartition(".")[2]
+            self.write("optimizer", weight.layer, label, weight.array, parameter=weight.name)
+        if moved:
+            judge.updated(judge.rows().number)
+
+    def moved(self, root: Root) -> Iterator[Weight]:
+        """Yield the weights that are no longer what a step began with."""
+        old = {weight.name: weight.array for weight in root.weights}
+        for weight in self.layers.weights():
+            if weight.trained and weight.array is not old.get(weight.name):
+                yield weight
 
     def results(self, result: Any) -> Iterator[tuple[str, Phase, str, Any]]:
         """Yield what a function returned.

@@ -128,6 +128,37 @@ def test_a_step_is_named_however_it_is_wrapped(wrapped: str) -> None:
     assert event.operation.source.function == "loss"
 
 
+@pytest.mark.parametrize(
+    ("spoils", "found"),
+    [
+        ("slope", ("backward", "sqrt", "return mx.sqrt(x)")),
+        ("hidden", ("loss", "log", "return mx.where(x > 9, mx.log(x), 0.0).sum()")),
+        ("rate", ("optimizer", "subtract", "optimizer.update(net, slopes)")),
+    ],
+)
+def test_what_spoils_weights_in_compiled_code_is_named(spoils: str, found: tuple[str, ...]) -> None:
+    net, optimizer = Net(), optimizers.SGD(0.0)
+
+    def hidden(x: Any) -> Any:
+        return mx.where(x > 9, mx.log(x), 0.0).sum()
+
+    of, loss = (net.first, hidden) if spoils == "hidden" else (net, mx.sum)
+    gradients = nn.value_and_grad(net, lambda x: loss(of(x)))
+
+    @anynan.mlx.track
+    @functools.partial(mx.compile, inputs=[net.state, optimizer.state], outputs=net.state)
+    def step(x: Any) -> Any:
+        loss, slopes = gradients(x)
+        optimizer.update(net, slopes)
+        return loss
+
+    step(GOOD)
+    if spoils == "rate":
+        optimizer.learning_rate = mx.inf
+    event = failure(step, GOOD if spoils == "rate" else ZERO)
+    assert (event.phase, event.operation.name, event.operation.source.text) == found
+
+
 def test_what_a_compiled_step_gives_is_what_it_gives_untracked() -> None:
     def program() -> tuple[Any, Any]:
         net, optimizer = Net(), optimizers.Adam(0.1)
