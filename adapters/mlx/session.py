@@ -169,15 +169,10 @@ class Session(LazyAdapter):
 
     def _write_moved(self) -> None:
         """Read the weights that a step moved out of sight: in compiled code, or by hand."""
-        local, judge = self.local, self.tracker.judge
-        if not self.options.backward or (local.updated and not self.traced):
-            return
-        moved = list(self.moved(local.root))
-        for weight in moved:
-            label = weight.name.rpartition(".")[2]
-            self.write("optimizer", weight.layer, label, weight.array, parameter=weight.name)
-        if moved:
-            judge.updated(judge.rows().number)
+        if self.options.backward and (self.traced or not self.local.updated):
+            for weight in self.moved(self.local.root):
+                label = weight.name.rpartition(".")[2]
+                self.write("optimizer", weight.layer, label, weight.array, parameter=weight.name)
 
     def moved(self, root: Root) -> Iterator[Weight]:
         """Yield the weights that are no longer what a step began with."""
