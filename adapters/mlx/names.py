@@ -115,8 +115,14 @@ def operands(
         args = (args[1], args[2], args[0])
     if word == "getitem":
         args = args[:1]
+    if len(args) > 2:  # a stride or a size; of two arguments it may be an exponent
+        args = tuple(None if _is_whole(x) else x for x in args)
     given = names.named(word, args, {k: v for k, v in kwargs.items() if k not in _PLAIN})
     return [(label, x) for label, x in given if hasattr(x, "dtype") or names.is_number(x)], found
+
+
+def _is_whole(x: Any) -> bool:
+    return all(map(_is_whole, x)) if isinstance(x, tuple | list) else type(x) is int
 
 
 _PLAIN = frozenset({"stream", "dtype", "shape", "key", "axes", "eps", "axis", "keepdims", "ddof"})

@@ -133,7 +133,7 @@ class SecondRun(Run):
         self._recorder = Recorder(READER, self._outside, notes.append, self._offered)
         super().__init__(session.layers, root, self._recorder.see, self.runner)
         self.tape.notes = notes
-        self._loss: Any = None
+        self._losses: list[Any] = []
         self._norms: list[Any] = []
 
     def _offered(self, record: OpRecord, op: Operation) -> None:
@@ -158,7 +158,7 @@ class SecondRun(Run):
                 if name:
                     self._land(name, self.layers.name_of(None, name)[1], x)
                 else:
-                    self._loss = x if phase == "loss" else self._loss
+                    self._losses += [x] if phase == "loss" else []
                     seen.arrive(phase, None, label, x, self._key(x))
             for weight in session.moved(self.root) if self._updates() else ():
                 label, x = weight.name.rpartition(".")[2], weight.array
@@ -245,7 +245,8 @@ class SecondRun(Run):
             return None
         EVALUATE(self._norms)
         norm = sum(x.item() for x in self._norms) ** 0.5 if self._norms else None
-        loss = None if self._loss is None else float(self._loss.item())
+        # Of several numbers it is not known which is the loss: the others may count what is right.
+        (loss,) = [x.item() for x in self._losses] if len(self._losses) == 1 else [None]
         return Attempt(self.replay(), "step", runner.bad, loss, norm)
 
 

@@ -197,6 +197,21 @@ def test_a_function_that_was_imported_by_its_name_is_seen() -> None:
     assert event.operation is not None and event.operation.name == "log"
 
 
+def test_a_number_beside_the_loss_is_not_told_as_the_loss_nor_a_stride_as_an_input() -> None:
+    net = Net()
+    net.conv = nn.Conv2d(1, 1, 1)
+    gradients = nn.value_and_grad(net, lambda x: net.root(net.conv(x)).sum())
+    step = anynan.mlx.track(lambda x: (*gradients(x), mx.mean(x > 9)))
+    net.conv.weight, net.conv.bias = mx.zeros((1, 1, 1, 1)), mx.zeros(1)
+    event = failure(step, mx.ones((1, 2, 2, 1)))
+    assert event.operation.name == "sqrt"
+    assert "the step is finite: gradient norm" in str(event)
+
+    event = failure(step, mx.full((1, 2, 2, 1), mx.nan))
+    assert event.operation.name == "convolution"
+    assert all(x.dtype == "float32" for x in event.operation.inputs)
+
+
 def test_a_softmax_of_a_masked_row_in_half_and_brain_floats() -> None:
     for dtype in (mx.float16, mx.bfloat16):
         x = mx.full((2, 2), -mx.inf, dtype)
