@@ -408,8 +408,11 @@ def hooks_around(modules: Iterable[torch.nn.Module]) -> Iterator[Any]:
     for each in (torch.nn.modules.module, *modules):
         held += [x for name, x in vars(each).items() if name.endswith("_hooks")]
         if isinstance(each, torch.nn.Module):
-            for p in each.parameters(recurse=False):
-                held += [p._backward_hooks, getattr(p, "_post_accumulate_grad_hooks", None)]
+            for p in each._parameters.values():  # `parameters` may be a method of the program's own
+                held += [
+                    getattr(p, kind, None)
+                    for kind in ("_backward_hooks", "_post_accumulate_grad_hooks")
+                ]
     for each in held:
         yield from each.values() if isinstance(each, dict) else ()
 

@@ -295,3 +295,23 @@ def test_a_bad_gradient_beside_an_unused_output_is_named() -> None:
         used.sum().backward()
     event = caught.value.event
     assert (event.phase, event.operation.name) == ("backward", "sqrt")
+
+
+class Learner(nn.Module):
+    """A module whose own lists are of the weights that it trains, and take no arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.fast = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def parameters(self) -> Any:  # type: ignore[override]
+        return [*self.net.parameters()]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.log(self.net(x) - 99)
+
+
+def test_a_module_whose_parameters_are_listed_by_a_method_of_its_own() -> None:
+    model = nn.Sequential(Learner(), nn.Linear(4, 4))
+    event = failure(model, lambda: model(torch.ones(2, 4)).sum().backward())
+    assert named(event) == ("0", "forward", "log")

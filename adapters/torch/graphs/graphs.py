@@ -178,5 +178,5 @@ class Graphs:
 
 
 def _device(module: torch.nn.Module) -> torch.device | None:
-    first = next(module.parameters(), None)
+    first = next(iter(module.parameters()), None)
     return None if first is None else first.device
