@@ -315,3 +315,22 @@ def test_a_module_whose_parameters_are_listed_by_a_method_of_its_own() -> None:
     model = nn.Sequential(Learner(), nn.Linear(4, 4))
     event = failure(model, lambda: model(torch.ones(2, 4)).sum().backward())
     assert named(event) == ("0", "forward", "log")
+
+
+class Counted(nn.Linear):
+    """A module that compares its values, as a metric does."""
+
+    def __eq__(self, other: object) -> Any:
+        return torch.ones(3) == 1
+
+    __hash__ = nn.Module.__hash__
+
+
+def test_modules_that_compare_by_value_are_told_apart() -> None:
+    model = nn.Sequential(Counted(4, 4), Counted(4, 4))
+    with torch.no_grad():
+        model[1].bias.fill_(-99)
+    with anynan.torch.track(model[0]):
+        event = failure(model[1], lambda: torch.log(model[1](torch.ones(2, 4))).sum().backward())
+        assert event.operation is not None and event.operation.name == "log"
+        model[0](torch.ones(2, 4)).sum().backward()

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from anynan._arrays.containers import leaves
+from anynan._base.identity import ByIdentity
 from anynan._base.interrupts import whole
 from anynan._calls.collector import Collector
 from anynan._diagnosis.evidence import BadParameter, ReplayError
@@ -358,8 +359,7 @@ class Session(BaseAdapter):
         return self.replays.attempt(self.threads.owner(), reading, repairs)
 
 
-tracked: "weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[Session]]"
-tracked = weakref.WeakKeyDictionary()
+tracked: ByIdentity[torch.nn.Module, weakref.ref[Session]] = ByIdentity()
 
 
 def session_of(model: torch.nn.Module) -> Session | None:
