@@ -316,3 +316,31 @@ def test_a_slope_names_no_wrapper_that_it_went_through(tmp_path: Path) -> None:
     said = run(tmp_path, LOSS.format(loss="((out * 0) ** 0.5).mean()"))[2]
     assert "op gradient of pow" in said
     assert "via" not in said
+
+
+GIVEN = """
+import torch
+torch.manual_seed(0)
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(2, 4), torch.nn.Linear(4, 1)
+    def forward(self, x, t):
+        return self.last(torch.sigmoid(self.first({taken})))
+model, t = Model(), torch.zeros(5, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loss = model(torch.rand(5, 2), {given}).square().mean()
+optimizer.zero_grad(); loss.backward(); optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("taken", ["t", "torch.cat([x[:, 1:], t[:, 1:]], 1)"])
+@pytest.mark.parametrize(
+    ("given", "cause"), [("torch.log(t)", "log_of_zero"), ("torch.exp(t + 99)", "exp_overflow")]
+)
+def test_an_inf_that_the_program_hands_to_a_model_is_told_where_it_was_made(
+    tmp_path: Path, taken: str, given: str, cause: str
+) -> None:
+    first = run(tmp_path, GIVEN.format(taken=taken, given=given))[2].partition("anynan: ")[0]
+    assert f"[{cause}]" in first
+    assert given in first

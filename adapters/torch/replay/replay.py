@@ -150,7 +150,7 @@ class Replays:
             return behind
         self.tails.forget()
         before = None
-        if reading.phase == "forward":
+        if reading.phase in ("forward", "backward"):
             before = self._before_call(state, reading, roots, result)
         return before or self._behind_parts(state, reading, result)
 
@@ -185,8 +185,11 @@ class Replays:
                 if prior is not None:
                     return prior
             given = roots[0].living()
-            # A metric that leaves NaN losses out divides by their number: the loss is to blame.
-            given = [x for x in given if x.numel() == 1] if made else given + self._used(result)
+            if made and not _hands_on(result):
+                # A metric that leaves NaN losses out divides by their number: the loss is to blame.
+                given = [x for x in given if x.numel() == 1]
+            else:
+                given = given + self._used(result)
             found = self.tails.before(state.thread.ident, reading, given)
             if found is not None and (found.made or not made):
                 return found
@@ -524,6 +527,15 @@ def _to_its_end(result: Replay, seen: StorageRecorder, *, ending: bool) -> Itera
             result.notes.append(REPLAY_STOPPED(where=f"at {type(error).__name__}{said}"))
         elif seen.taken is not None:
             seen.sinks.append(seen.taken)
+
+
+def _hands_on(result: Replay) -> bool:
+    """Tell whether the operation to blame gave Inf because it took Inf."""
+    origin = trace(result.records, result.sinks).origin
+    if origin is None or origin.output is None or origin.output.nan:
+        return False
+    taken = (x.summary for x in origin.operands if x.summary is not None)
+    return any(x.posinf or x.neginf for x in taken)
 
 
 def _gave(state: State, reading: Reading) -> Reading | None:
