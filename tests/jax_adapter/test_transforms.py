@@ -7,6 +7,7 @@ import pytest
 from jax.sharding import Mesh, PartitionSpec
 
 import anynan
+from tests.failing import failure
 
 pytestmark = pytest.mark.tier(2)
 
@@ -117,3 +118,21 @@ def test_arrays_of_the_callers_trace_in_the_closure():
     jax.jit(outer)(jnp.array([1.0, jnp.nan]))
     jax.effects_barrier()
     assert len(seen) == 1
+
+
+@pytest.mark.parametrize("made", ["before", "after"])
+def test_a_slope_that_a_residual_takes_is_told_before_what_its_own_gradient_makes_of_it(made):
+    def field(w, x):
+        h = jnp.tanh(x * w)
+        return (jnp.sqrt(h * 0.0) if made == "before" else h * jnp.sqrt(x)).sum()
+
+    def loss(w, points):
+        slope = jax.grad(field, argnums=1)
+        residuals = jax.vmap(lambda x: slope(w, x) + jax.grad(slope, argnums=1)(w, x))(points)
+        return (residuals**2).mean()
+
+    step = anynan.jax.track(jax.jit(jax.value_and_grad(loss)))
+    event = failure(step, jnp.ones(4), jnp.array([1.0, 0.5, 0.0]))
+    assert (event.kind, event.phase, event.operation.name) == ("posinf", "backward", "sqrt")
+    assert event.cause.tag == "sqrt_gradient_at_zero"
+    assert not event.others

@@ -126,8 +126,11 @@ class Operations:
         return same[-1] if same[-1].nodes[0].name != node.name else None
 
     def _differentiate(self) -> None:
-        """Give each gradient's equation to the forward operation whose it is."""
-        mine: dict[int, Op] = {}
+        """Give each gradient's equation to the forward operation whose it is.
+
+        The gradient of a gradient is an operation of its own: it runs after that, on what it gave.
+        """
+        mine: dict[Any, Op] = {}
         for node in self.graph.nodes:
             if not node.backward:
                 continue
@@ -137,9 +140,10 @@ class Operations:
                     name = names.primitive(node.name)
                     self._add(self._open(node, name, direct=node.place.backward), node)
                 continue
-            op = mine.get(forward.index)
+            key = forward.index, node.place.nested
+            op = mine.get(key)
             if op is None:
-                op = mine[forward.index] = self._open(node, forward.name, forward)
+                op = mine[key] = self._open(node, forward.name, forward)
                 op.phase = "backward"
             self._add(op, node)
 

@@ -31,12 +31,14 @@ class Place:
         backward: True under a transposition.
         differentiated: True inside any differentiation.
         marks: Numbers of the expectations it is made under.
+        nested: How it was differentiated, where a gradient was differentiated again.
     """
 
     names: tuple[str, ...]
     backward: bool
     differentiated: bool
     marks: tuple[int, ...] = ()
+    nested: str = ""
 
 
 @lru_cache(maxsize=16384)
@@ -44,12 +46,16 @@ def place(stack: str) -> Place:
     """Parse a name stack such as ``transpose(jvp(Net))/block_1/up``."""
     names: list[str] = []
     backward = differentiated = False
+    nested = ""
     for part in split(stack):
-        inner = part
+        inner, around = part, ""
         while (found := _WRAP.match(inner)) and found["name"] in _TRANSFORMS:
             backward = backward or found["name"] == "transpose"
-            differentiated = differentiated or found["name"] in ("jvp", "transpose")
+            around += found["name"][0] if found["name"] in ("jvp", "transpose") else ""
             inner = found["inner"]
+        differentiated = differentiated or bool(around)
+        # What a gradient keeps for itself on the way is under no transposition.
+        nested += around if "t" in around and around.count("j") > 1 else ""
         if inner == _OURS:  # run a second time, in the order of the forward pass
             backward = False
         names += [name for name in split(inner) if name not in _NO_LAYER and _is_name(name)]
@@ -61,7 +67,7 @@ def place(stack: str) -> Place:
     if given:
         path = given[-1].removeprefix(LAYER)
         names = [LAYER, *(path.split(".") if path else ())]
-    return Place(tuple(names), backward, differentiated, marks)
+    return Place(tuple(names), backward, differentiated, marks, nested)
 
 
 def _is_name(part: str) -> bool:
