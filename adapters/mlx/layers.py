@@ -28,6 +28,11 @@ class Weight(NamedTuple):
     array: Any
     trained: bool
 
+    @property
+    def label(self) -> str:
+        """Give its name in its layer."""
+        return self.name.rpartition(".")[2]
+
 
 def code_of(fn: Any) -> Any:
     """Give the function that ``mx.compile`` or ``mx.grad`` was given, any other as it is."""

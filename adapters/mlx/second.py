@@ -158,11 +158,12 @@ class SecondRun(Run):
                 if name:
                     self._land(name, self.layers.name_of(None, name)[1], x)
                 else:
-                    self._losses += [x] if phase == "loss" else []
+                    if phase == "loss":
+                        self._losses.append(x)
                     seen.arrive(phase, None, label, x, self._key(x))
             for weight in session.moved(self.root) if self._updates() else ():
-                label, x = weight.name.rpartition(".")[2], weight.array
-                seen.arrive("optimizer", weight.layer, label, x, self._key(x))
+                x = weight.array
+                seen.arrive("optimizer", weight.layer, weight.label, x, self._key(x))
 
     def _updates(self) -> bool:
         """Tell whether what was bad is what an update made, and not what it was given."""
@@ -246,7 +247,7 @@ class SecondRun(Run):
         EVALUATE(self._norms)
         norm = sum(x.item() for x in self._norms) ** 0.5 if self._norms else None
         # Of several numbers it is not known which is the loss: the others may count what is right.
-        (loss,) = [x.item() for x in self._losses] if len(self._losses) == 1 else [None]
+        loss = self._losses[0].item() if len(self._losses) == 1 else None
         return Attempt(self.replay(), "step", runner.bad, loss, norm)
 
 

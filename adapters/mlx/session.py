@@ -171,8 +171,8 @@ class Session(LazyAdapter):
         """Read the weights that a step moved out of sight: in compiled code, or by hand."""
         if self.options.backward and (self.traced or not self.local.updated):
             for weight in self.moved(self.local.root):
-                label = weight.name.rpartition(".")[2]
-                self.write("optimizer", weight.layer, label, weight.array, parameter=weight.name)
+                x, name = weight.array, weight.name
+                self.write("optimizer", weight.layer, weight.label, x, parameter=name)
 
     def moved(self, root: Root) -> Iterator[Weight]:
         """Yield the weights that are no longer what a step began with."""

@@ -21,7 +21,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from anynan._base.identity import ByIdentity
+from anynan._base.identity import SetByIdentity
 from anynan._base.imports import when_imported
 from anynan._base.patches import Patches
 from anynan._base.tracebacks import variables
@@ -145,9 +145,9 @@ class Finder:
 
     def __init__(self, options: Options, found: Found) -> None:
         self._options, self._found = options, found
-        self._known: ByIdentity[torch.nn.Module, None] = ByIdentity()
-        self._past: ByIdentity[torch.nn.Module, None] = ByIdentity()
-        self._stateless: ByIdentity[torch.nn.Module, None] = ByIdentity()
+        self._known: SetByIdentity[torch.nn.Module] = SetByIdentity()
+        self._past: SetByIdentity[torch.nn.Module] = SetByIdentity()
+        self._stateless: SetByIdentity[torch.nn.Module] = SetByIdentity()
         self._held: deque[torch.nn.Module] = deque(maxlen=HELD)
         self._last = weakref.ref[torch.nn.Module](torch.nn.Module())  # the model that ran last
         self._trainers: list[Any] = []  # that train, and are watched with all they call
@@ -252,7 +252,7 @@ class Finder:
             heir = self._heir(module)
             if heir is not None:
                 heir.take_over(module)
-                self._known[module] = None
+                self._known.add(module)
                 self._hold(module)
                 self._last = weakref.ref(module)
                 return
@@ -260,8 +260,8 @@ class Finder:
             session = None if last is None else session_of(last)
             bare = _is_bare(module)
             if bare and (computes or isinstance(session, ModelSession)):  # a loss: no model
-                self._stateless[module] = None
-                self._known.update(dict.fromkeys(module.modules()))
+                self._stateless.add(module)
+                self._known.add(*module.modules())
                 if isinstance(session, ModelSession):
                     session.join(module)
                 return
@@ -271,7 +271,7 @@ class Finder:
                 session = session_of(part)
                 if session is not None and self._found.has(session.tracker):
                     session.tracker.remove()
-            self._known.update(dict.fromkeys(module.modules()))
+            self._known.add(*module.modules())
             self._hold(module)
             tracker = start(module, self._options)
             self._found.add(tracker, minor=bare)
@@ -299,7 +299,7 @@ class Finder:
         """Note which model runs; a part of one is called past it, as by a method that samples."""
         mine = session_of(module) is not None
         if not mine:
-            self._past[module] = None
+            self._past.add(module)
         if _is_bare(module):
             return
         if mine:

@@ -19,14 +19,14 @@ class ByIdentity(MutableMapping[K, V]):
         ...     def __eq__(self, other: object) -> bool:
         ...         return True
         ...     __hash__ = None
-        >>> first, second = Same(), Same()
-        >>> second in ByIdentity([(first, "seen")])
+        >>> table, first, second = ByIdentity(), Same(), Same()
+        >>> table[first] = "seen"
+        >>> second in table
         False
     """
 
-    def __init__(self, items: "list[tuple[K, V]] | tuple[()]" = ()) -> None:
+    def __init__(self) -> None:
         self._found: dict[int, tuple[weakref.ref[K], V]] = {}
-        self.update(items)
 
     def __setitem__(self, key: K, value: V) -> None:
         found, number = self._found, id(key)
@@ -49,3 +49,12 @@ class ByIdentity(MutableMapping[K, V]):
 
     def __len__(self) -> int:
         return len(self._found)
+
+
+class SetByIdentity(ByIdentity[K, None]):
+    """A set of what it is told of, likewise."""
+
+    def add(self, *keys: K) -> None:
+        """Take these up."""
+        for key in keys:
+            self[key] = None

@@ -11,10 +11,11 @@ import jax
 from jax import tree_util
 
 from anynan._steps.tracked import inside
-from anynan.jax.everywhere.watch import Watch, is_gone, traced_anew
+from anynan.jax.everywhere.watch import Watch, traced_anew
 from anynan.jax.messages import COMPILED_AHEAD
 from anynan.jax.program.objects import refuse_cycles
 from anynan.jax.program.trace import tracing, under_way
+from anynan.jax.read.donated import is_gone
 from anynan.jax.session.raising import ended
 from anynan.jax.session.session import Session
 from anynan.jax.tracking import start

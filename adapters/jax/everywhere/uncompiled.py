@@ -16,12 +16,13 @@ from anynan._steps.tracked import inside
 from anynan.errors import AnomalyError
 from anynan.jax.eager import Call
 from anynan.jax.everywhere.compiled import Watched
-from anynan.jax.everywhere.watch import LOOKS, Watch, is_gone
+from anynan.jax.everywhere.watch import LOOKS, Watch
 from anynan.jax.messages import NAN_GIVEN
 from anynan.jax.program.objects import refuse_cycles
 from anynan.jax.program.trace import eager as eager_now
 from anynan.jax.program.trace import staged, traced, tracing, under_way
 from anynan.jax.read import probes
+from anynan.jax.read.donated import is_gone
 from anynan.jax.session.raising import ended, hand_on, leave_out_own
 from anynan.jax.session.session import Session
 from anynan.options import Options

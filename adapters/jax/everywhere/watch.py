@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 from weakref import WeakKeyDictionary
 
-import jax
 import numpy as np
 
 from anynan._base.sources import is_library
@@ -200,8 +199,3 @@ def traced_anew(trackers: Iterable[Tracked]) -> None:
     for tracker in trackers:
         if isinstance(tracker.judge.adapter, Session):
             tracker.judge.adapter.detach()
-
-
-def is_gone(x: Any) -> bool:
-    """Tell whether an array was given away."""
-    return isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer) and x.is_deleted()

@@ -41,11 +41,15 @@ def strong(x: Any) -> Any:
     return x() if isinstance(x, weakref.ref) else x
 
 
+def is_gone(x: Any) -> bool:
+    """Tell whether an array was given away."""
+    return isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer) and x.is_deleted()
+
+
 def alive(x: Any) -> Any:
     """Give an array, its copy if it was given away, None if it is gone."""
     x = strong(x)
-    own = isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer)
-    if not own or not x.is_deleted():
+    if not is_gone(x):
         return x
     copy = _copies.get(id(x))
     return None if copy is None or copy.of() is not x else copy.array

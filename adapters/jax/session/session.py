@@ -312,11 +312,11 @@ class Session(StepReader):
         """
         judge, arrays, program = self.tracker.judge, form.flat.arrays, watches.program
         watch, rows = watches.get(self.verdicts.exact(watches)), judge.rows()
-        begun = Step(watch, arrays, [], None, rows, since=judge.steps.since)
+        step = Step(watch, list(arrays), [], None, rows, since=judge.steps.since)
         little = bool(program.donated) and self.tracker.found and watches.is_little(arrays)
-        keeps = little or not self.settings.donate or self.has_risen(begun)
+        keeps = little or not self.settings.donate or self.has_risen(step)
         if keeps and not self.light:
-            begun.copies = donated.copies([arrays[i] for i in program.donated])
+            step.copies = donated.copies([arrays[i] for i in program.donated])
         kept = sample(self.options.updates, rows.number, program, arrays)
         try:
             outs, words = watch(self.verdicts.table(watch), arrays)
@@ -330,18 +330,17 @@ class Session(StepReader):
                 flat = replace(form.flat, arrays=list(map(donated.alive, arrays)))
                 return self._run(fn, form._replace(flat=flat), watches)
             judge.close_step()
-            died = replace(begun, arrays=list(arrays))
-            self.broken(died, error, self.verdicts.table(watch))
+            self.broken(step, error, self.verdicts.table(watch))
             raise
-        ran = replace(begun, arrays=list(arrays), outs=list(outs), words=words)
+        step.outs, step.words = list(outs), words
         judge.close_step()
         if kept is not None:
             kept.after(outs)
-            ran.moved = kept
+            step.moved = kept
         if self.options.replay and not self.light:
             bare = form._replace(flat=replace(form.flat, arrays=[]))
-            ran.traced = fn, functools.partial(bare.program, self.settings)
-        return ran
+            step.traced = fn, functools.partial(bare.program, self.settings)
+        return step
 
     def again(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Make a call that ran by itself once more, as a step; nothing is kept of it."""

@@ -96,7 +96,7 @@ class Answers:
                 patches.put(kind, name, lambda x, *args, **_: self._array(x, *args))
             for name, take in (("bool", bool), ("float", float), ("int", int), ("index", int)):
                 patches.put(kind, f"__{name}__", lambda x, take=take: take(self._value(x)))
-            patches.put(kind, "__iter__", functools.partialmethod(_each, self))
+            patches.put(kind, "__iter__", lambda x: iter(self.each(x)))
             patches.put(kind, "__len__", lambda x: x.shape[0])
             if self._left is not None:
                 for module in (tf, tf.compat.v2):
@@ -156,10 +156,6 @@ class Answers:
         self._asked = x, len(self._graph.get_operations())
         with tf.init_scope():
             return self._ask(self._graph, self._inputs, x)
-
-
-def _each(x: Any, answers: Answers) -> Iterator[Any]:
-    return answers.each(x)
 
 
 def _leaves_of(value: Any) -> list[Any]:

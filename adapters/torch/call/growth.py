@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from anynan._base.identity import ByIdentity
+from anynan._base.identity import SetByIdentity
 from anynan.torch.private import is_compiled_from, original
 
 _is_dynamo = torch.compiler.is_dynamo_compiling
@@ -21,12 +21,12 @@ class _Registered:
     def __init__(self) -> None:
         self.count = 0
         self.followers: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._outer: ByIdentity[torch.nn.Module, None] = ByIdentity()
-        self._known: ByIdentity[torch.nn.Module, None] = ByIdentity()
+        self._outer: SetByIdentity[torch.nn.Module] = SetByIdentity()
+        self._known: SetByIdentity[torch.nn.Module] = SetByIdentity()
 
     def know(self, model: torch.nn.Module) -> None:
         """Count what is put into this model from now on."""
-        self._known.update(dict.fromkeys(model.modules()))
+        self._known.add(*model.modules())
 
     def __call__(self, module: Any, name: str, submodule: Any) -> None:
         """Count one more."""
@@ -37,7 +37,7 @@ class _Registered:
         if module in self._known:
             self.count += 1
         elif is_compiled_from(module, name) and submodule in self._known:
-            self._outer[module] = None
+            self._outer.add(module)
             for follower in list(self.followers):
                 follower.compiled(module, submodule)
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from anynan._arrays.arguments import bound
-from anynan._base.identity import ByIdentity
+from anynan._base.identity import ByIdentity, SetByIdentity
 from anynan._readings.patterns import choose
 from anynan.options import Options
 from anynan.torch.call.discovery import find_weights
@@ -36,7 +36,7 @@ class Models:
     def __init__(self, options: Options, fn: Callable[..., Any] | None = None) -> None:
         self.options, self.fn = options, fn
         self.refs: list[tuple[str, weakref.ref[torch.nn.Module]]] = []
-        self.scripted: ByIdentity[torch.nn.Module, None] = ByIdentity()
+        self.scripted: SetByIdentity[torch.nn.Module] = SetByIdentity()
         self.hooked: ByIdentity[torch.nn.Module, str] = ByIdentity()
         self.parts = self.handed = False
         self.stepped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from anynan._base.identity import ByIdentity
+from anynan._base.identity import SetByIdentity
 from anynan._base.interrupts import whole
 from anynan._steps.tracked import Tracked
 from anynan.torch.call.discovery import find_modules, in_arguments
@@ -34,7 +34,7 @@ class FunctionSession(Session):
         # What is on weights that no optimizer of PyTorch's holds, each with its slot.
         self._by_hand: list[Any] = []
         self._written: list[int] = []  # how often each weight was written to as the step began
-        self._seen: ByIdentity[torch.nn.Module, None] = ByIdentity()
+        self._seen: SetByIdentity[torch.nn.Module] = SetByIdentity()
 
     def attach(self) -> None:
         """Install what can be found already; the rest comes with the first call."""
@@ -53,7 +53,7 @@ class FunctionSession(Session):
         found = find_modules(self.models.fn, args, kwargs)
         scripted = [m for m in found.values() if isinstance(m, torch.jit.ScriptModule)]
         if scripted:
-            models.scripted.update(dict.fromkeys(scripted))
+            models.scripted.add(*scripted)
             self.tracker.judge.say(SCRIPTED())
         new = {
             name: model
@@ -72,7 +72,7 @@ class FunctionSession(Session):
                 prefix += "_"
             taken.add(prefix)
             models.refs.append((prefix, weakref.ref(model)))
-            self._seen.update(dict.fromkeys(model.modules()))
+            self._seen.add(*model.modules())
         if installed or self._searched:
             for prefix, ref in models.refs[-len(new) :]:
                 found_model = ref()

@@ -10,7 +10,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from anynan._base import tracebacks
-from anynan._base.identity import ByIdentity
+from anynan._base.identity import SetByIdentity
 from anynan._steps.tracked import Tracked
 from anynan.errors import AnomalyError
 from anynan.torch.call import noted
@@ -38,7 +38,7 @@ class ModelSession(Session):
     ) -> None:
         super().__init__(tracker, models or Models(tracker.judge.options))
         self.models.refs = [("", weakref.ref(model))]
-        self._joined: ByIdentity[torch.nn.Module, None] = ByIdentity()
+        self._joined: SetByIdentity[torch.nn.Module] = SetByIdentity()
         self._kind = type(model).__name__
 
     def follows(self, module: torch.nn.Module) -> bool:
@@ -67,7 +67,7 @@ class ModelSession(Session):
             name += "_"
         models.refs.append((name, weakref.ref(module)))
         models.parts = True
-        self._joined[module] = None
+        self._joined.add(module)
         self.layers.hook(name, module)
 
     def through(
