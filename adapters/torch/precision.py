@@ -41,7 +41,7 @@ _AUTOCAST = '''
     module.forward = torch.autocast("cuda", enabled=False)(module.forward)  # or "cpu"'''
 
 
-_PRODUCTS = frozenset({"matmul", "linear"})
+_PRODUCTS, _ATTENTION = frozenset({"matmul", "linear"}), "attention"
 
 
 class Narrowed(TorchTarget, Narrow):
@@ -208,8 +208,8 @@ class _Storing(DispatchMode):
 
     Args:
         narrow: The dtype.
-        own: Run the dtype's kernels all the same, but for products whose sums stay below half of
-            its largest number in whatever order they are added: on a CPU those are slow.
+        own: Run the dtype's kernels all the same, but for products and attention whose sums stay
+            below half of its largest number in whatever order: on a CPU those are slow.
     """
 
     # Of operators, by the dtypes of their operands: the same in every run.
@@ -230,6 +230,7 @@ class _Storing(DispatchMode):
         mine = any(x.dtype is self._narrow for x in tensors)
         # A kernel refuses operands of two dtypes.
         product = shape.name in _PRODUCTS and all(x.dtype is self._narrow for x in tensors)
+        product = product or _ATTENTION in shape.name
         if not mine or _own(func) or (self._runs and not product):
             return func(*args, **kwargs)
         given = {**dict(zip(shape.argument_names, args, strict=False)), **kwargs}
@@ -252,6 +253,10 @@ class _Storing(DispatchMode):
     def _stays(self, func: Any, given: dict[str, Any], made: Sequence[torch.Tensor]) -> bool:
         """Tell whether the sums of a product stay below half of the largest number."""
         half = torch.finfo(self._narrow).max / 2
+        if _ATTENTION in shape_of(func).name:
+            grad = given.get("grad_out", given.get("grad_out_"))
+            query, key, value = (given[name] for name in ("query", "key", "value"))
+            return _attention_bound(query, key, value, grad, given.get("scale")) < half
         tensors = {name: x for name, x in given.items() if isinstance(x, torch.Tensor)}
         sizes = {name: (x.numel(), _largest(x)) for name, x in tensors.items()}
         factors = [given.get(name, 1) for name in ("alpha", "beta")]
@@ -283,6 +288,20 @@ class _Storing(DispatchMode):
                     many = made if isinstance(made, tuple | list) else [made]
                     self._known[key] = [getattr(x, "dtype", None) for x in many]
         return self._known[key]
+
+
+def _attention_bound(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, grad: torch.Tensor | None,
+    scale: float | None,
+) -> float:  # fmt: skip
+    """Bound what attention, or its gradient, can reach on its way: rows of weights add up to 1."""
+    width, length = query.shape[-1], max(query.shape[-2], key.shape[-2])
+    factor = max(1.0, abs(scale or 0.0)) * width
+    ends, of_scores = max(_largest(query), _largest(key)), factor * _largest(query) * _largest(key)
+    if grad is None:
+        return max(of_scores, _largest(value))
+    slope = 2 * factor * _largest(grad) * _largest(value)
+    return max(of_scores, slope, length * slope * ends, length * _largest(grad))
 
 
 def _largest(x: torch.Tensor) -> float:

@@ -2,7 +2,7 @@
 
 ``python -m tests.benchmarks.precision PART OUT.jsonl [ARCHITECTURE...]`` adds the pairs of a part
 to a file; ``table OUT.jsonl...`` counts them and ``cost`` times a report, both into
-docs/precision.md. The judge knows nothing of anynan: a mode that looks at every operation of a
+docs/precision-measured.md. The judge knows nothing of anynan: it looks at every operation of a
 model after ``.half()``, or of a step under ``torch.autocast``, and notes the first that makes NaN
 or Inf of finite numbers, with the module that runs and the line that called PyTorch.
 """
@@ -36,7 +36,7 @@ from tests.benchmarks.gpt import LARGE, SMALL, training
 from tests.benchmarks.timing import machine, publish
 from tests.wild.suites import transformers as suite
 
-PAGE = Path("docs/precision.md")
+PAGE = Path("docs/precision-measured.md")
 WAYS = {"cast": "`.half()`", "autocast": "autocast"}
 FACTORS = [4.0**k for k in range(1, 14)]
 PLACING = ("full", "fill", "masked_fill", "where", "scalar_tensor", "triu", "tril", "pad")

@@ -21,6 +21,7 @@ from anynan.events import Phase, Source
 from anynan.options import CHECKS, Names
 
 _PRODUCTS = frozenset({"matmul", "linear", "convolution", "einsum", "attention"})
+_NEAR = 1.0  # bits
 
 
 def precision(
@@ -39,8 +40,8 @@ def precision(
     It runs the target once as it is and measures each operation: its magnitudes, the bits left
     before it overflows, the share that becomes zero. Then it runs the target with weights and
     inputs in the dtype, computes each operation in float32, stores it in the dtype, and lists what
-    turns finite numbers into NaN or Inf. If nothing does, it runs once more with the framework's
-    own kernels before the report says that it fits. Otherwise it looks for a plan and tries it with
+    turns finite numbers into NaN or Inf. The report says that it fits only after a run with the
+    framework's own kernels. Otherwise it looks for a plan and tries it with
     those: the layers to keep in float32, and the loss scale. Weights, gradients, optimizer and
     random state are put back. The answer holds for these inputs and these weights.
 
@@ -87,7 +88,7 @@ class _Asking:
     """Hold one question.
 
     Attributes:
-        kernels: Whether to run the framework's own, in the order of the runs; until one breaks.
+        kernels: Whether to run the framework's own, of each run that the answer may need.
     """
 
     kernels = (False, True)
@@ -145,15 +146,22 @@ class _Asking:
                 yield Row((phase, name), name, layer, phase, None, "cast", {}, found)
 
     def _first(self, rows: list[Row]) -> list[Break]:
-        """Run in the dtype, past what breaks; if nothing does, with the framework's kernels."""
-        for own in self.kernels:
-            found, seen = self._run({}, (), 1.0, going=True, own=own)
+        """Run in the dtype, past what breaks.
+
+        What breaks in float32 arithmetic is the answer, and else what breaks in the kernels. Where
+        nothing is near the edge these run first: if they hold, no other run is needed.
+        """
+        found: list[Break] = []
+        near = any(row.result.bits(self.form) < _NEAR for row in rows)
+        for own in self.kernels if near else self.kernels[::-1]:
+            broke, seen = self._run({}, (), 1.0, going=True, own=own)
             self.notes += seen.notes
             if seen.error is not None:
                 self.ran = False
                 self.notes.append(DOES_NOT_RUN(dtype=self.form.name, why=reason(seen.error)))
-                return found or list(self._beyond(rows))
-            if found or self.cast:
+                return broke or found or list(self._beyond(rows))
+            found = broke or found
+            if self.cast or own != bool(broke):
                 break
         return found
 
