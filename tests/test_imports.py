@@ -132,6 +132,7 @@ def test_adapter_comes_by_its_name_alone(adapter: str) -> None:
     assert adapter in _by_name()[adapter]
 
 
+@pytest.mark.tier(2)
 def test_the_keras_adapter_loads_no_other_before_a_model_needs_it() -> None:
     if not installed("keras") or not installed("jax"):
         pytest.skip("keras or jax is not installed")

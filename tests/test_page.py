@@ -202,6 +202,7 @@ def test_many_layers_are_put_together_under_their_parents() -> None:
     assert sum(map(len, flat.members)) == 10_000
 
 
+@pytest.mark.tier(2)
 def test_a_long_run_of_a_large_model_stays_small() -> None:
     random = np.random.default_rng(0)
     run = synthetic(1000, 10_000, lambda step, i: 2.0 ** random.normal(0, 2, len(i)))
@@ -301,6 +302,7 @@ def test_a_cell_is_read_with_the_keyboard_and_the_console_stays_empty(tmp_path: 
     assert re.fullmatch(r"\S+, step 4: \d+\.\d bits of headroom, magnitude \S+", read), read
 
 
+@pytest.mark.tier(2)
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
 def test_the_page_of_a_large_run_opens_at_once(tmp_path: Path) -> None:
     # More steps have no more columns: it is as large as that of 1000.

@@ -133,6 +133,7 @@ def test_a_module_that_only_a_container_holds_is_watched_where_another_is_tracke
     assert (event.layer, event.operation.name) == ("whole.part", "sqrt")
 
 
+@pytest.mark.tier(2)
 def test_rows_that_run_out_in_the_second_trace_of_a_function_break_nothing() -> None:
     """What makes variables, as an optimizer does, is traced twice, the second time without any."""
     net = keras.Sequential([keras.Input((4,)), *(keras.layers.Dense(4) for _ in range(20))])

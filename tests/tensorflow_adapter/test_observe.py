@@ -119,6 +119,7 @@ def test_a_hunt_finds_a_row_of_zeros_and_a_saturated_sigmoid() -> None:
     assert report.findings[0].event.cause.tag == "log_of_zero"
 
 
+@pytest.mark.tier(2)
 def test_a_hunt_leaves_a_training_step_as_it_was(training: Training) -> None:
     before = training.state()
     anynan.stress(training.step, tf.random.normal((5, 4)), budget=3)

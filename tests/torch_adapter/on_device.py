@@ -156,7 +156,7 @@ def test_the_device_counts_what_an_accelerator_would_wait_for() -> None:
 # Clean steps.
 
 
-@pytest.mark.parametrize("scale", [2.0**4, pytest.param(0.0, marks=pytest.mark.tier(2))])
+@pytest.mark.parametrize("scale", [2.0**4, 0.0])
 @pytest.mark.parametrize("tracked", ["model", "step"])
 @pytest.mark.parametrize("level", ["step", "layer"])
 def test_a_clean_step_adds_one_read_and_changes_no_bit(
@@ -173,7 +173,6 @@ def test_a_clean_step_adds_one_read_and_changes_no_bit(
     assert not run.tracker.events
 
 
-@pytest.mark.tier(2)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_whatever_optimizer_updates_the_weights_one_read_is_added(name: str) -> None:
     optimizer = OPTIMIZERS[name]
@@ -183,7 +182,6 @@ def test_whatever_optimizer_updates_the_weights_one_read_is_added(name: str) -> 
     assert_same(run.end(), plain.end())
 
 
-@pytest.mark.tier(2)
 @pytest.mark.parametrize(
     ("options", "reads"),
     [
@@ -205,7 +203,6 @@ def test_what_is_asked_for_beside_the_readings_comes_along_where_it_can(
     assert_same(run.end(), plain.end())
 
 
-@pytest.mark.tier(2)
 def test_at_the_level_of_operations_each_result_is_read_once() -> None:
     plain = Run().steps(2)
     run = Run("model", options={"level": "operation"}).steps(2)
@@ -214,7 +211,6 @@ def test_at_the_level_of_operations_each_result_is_read_once() -> None:
     assert_same(run.end(), plain.end())
 
 
-@pytest.mark.tier(2)
 def test_a_compiled_model_adds_one_read() -> None:
     run = Run("model")
     run.model = torch.compile(run.model, backend="aot_eager")  # type: ignore[assignment]
@@ -235,8 +231,8 @@ def test_a_call_without_gradients_adds_one_read() -> None:
 # Steps that fail.
 
 
-@pytest.mark.parametrize("level", [None, pytest.param("step", marks=pytest.mark.tier(2))])
-@pytest.mark.parametrize("tracked", ["step", pytest.param("model", marks=pytest.mark.tier(2))])
+@pytest.mark.parametrize("level", [None, "step"])
+@pytest.mark.parametrize("tracked", ["step", "model"])
 @pytest.mark.parametrize(
     ("fault", "name", "cause"),
     [("forward", "log", "log_of_negative"), ("backward", "sqrt", "sqrt_gradient_at_zero")],
@@ -267,7 +263,6 @@ def test_a_failing_step_is_told_of_in_small_reads(
     run.end()
 
 
-@pytest.mark.tier(2)
 def test_a_batch_that_came_in_bad_is_told_of_with_its_rows() -> None:
     run = Run("model").steps(1)
     x = torch.ones(500, 80)
@@ -377,7 +372,6 @@ def test_what_is_made_for_the_host_is_not_made_on_the_default_device() -> None:
 # Beside tracking.
 
 
-@pytest.mark.tier(2)
 def test_check_reads_two_numbers_and_summarize_one_summary() -> None:
     x = torch.linspace(-1, 1, 3_000_000, device=SLATE).reshape(3, -1)
     for dtype in (torch.float32, torch.bfloat16):
@@ -397,7 +391,6 @@ def test_check_reads_two_numbers_and_summarize_one_summary() -> None:
         assert found.rms == pytest.approx(known.rms)
 
 
-@pytest.mark.tier(2)
 def test_a_failing_call_is_kept_with_the_random_state_of_its_device(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(8, 8), Fault()).to(SLATE)
     tracker = anynan.torch.track(model, save=tmp_path / "bundle")
@@ -414,7 +407,6 @@ def test_doctor_lists_the_device() -> None:
     assert devices()[1:] == ["slate:0"]
 
 
-@pytest.mark.tier(2)
 def test_the_cpu_and_the_device_are_compared() -> None:
     model = nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64), nn.Dropout(0.5), nn.Linear(64, 8))
     other = copy.deepcopy(model).to(SLATE)

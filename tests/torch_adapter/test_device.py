@@ -21,21 +21,15 @@ on_device: Any = pytest.importorskip(
     reason="this PyTorch takes no device that is written in Python",
     exc_type=ImportError,
 )
-TESTS = {name: test for name, test in vars(on_device).items() if name.startswith("test_")}
-
-
-def _tiers(test: Any) -> list[pytest.Mark]:
-    return [mark for mark in getattr(test, "pytestmark", []) if mark.name == "tier"]
+TESTS = [name for name in vars(on_device) if name.startswith("test_")]
+pytestmark = pytest.mark.tier(2)
 
 
 @pytest.fixture(scope="module")
-def outcomes(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, list[str]]:
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     """What each of the tests said where it failed, by name."""
     told = tmp_path_factory.mktemp("device") / "told.xml"
-    wanted = f"--tiers={request.config.getoption('--tiers')}"
-    options = ["-q", "-p", "no:cacheprovider", f"--junitxml={told}", wanted]
+    options = ["-q", "-p", "no:cacheprovider", f"--junitxml={told}"]
     ended = python("-m", "pytest", *options, Path(on_device.__file__), cwd=ROOT)
     assert told.exists(), ended.stdout + ended.stderr
     found: dict[str, list[str]] = defaultdict(list)
@@ -45,7 +39,7 @@ def outcomes(
     return found
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=_tiers(t)) for n, t in TESTS.items()])
+@pytest.mark.parametrize("name", TESTS)
 def test_on_the_device(name: str, outcomes: dict[str, list[str]]) -> None:
     assert name in outcomes, list(outcomes)
     assert not outcomes[name], "\n".join(outcomes[name])
@@ -71,7 +65,6 @@ print("reads", counts[1:5])
 """
 
 
-@pytest.mark.tier(2)
 def test_a_program_is_watched_with_one_read_a_pass_and_what_no_model_made_is_told_too(
     tmp_path: Path,
 ) -> None:
@@ -82,7 +75,6 @@ def test_a_program_is_watched_with_one_read_a_pass_and_what_no_model_made_is_tol
     assert "reads [1, 1, 1, 1]" in ended.stdout
 
 
-@pytest.mark.tier(2)
 @pytest.mark.multiprocess
 @pytest.mark.skipif(
     not (distributed.is_available() and distributed.is_gloo_available()),
