@@ -16,7 +16,7 @@ from anynan._base.sources import is_library
 from anynan._everywhere import Found
 from anynan.jax.eager import bad, held
 from anynan.jax.everywhere import reads
-from anynan.jax.everywhere.compiled import Watched
+from anynan.jax.everywhere.compiled import Given, Watched, is_module
 from anynan.jax.everywhere.uncompiled import Eager, Foreign, once
 from anynan.jax.everywhere.watch import Watch, traced_anew
 from anynan.jax.messages import EAGER_CALLS
@@ -58,6 +58,9 @@ def watch_all(options: Options, found: Found) -> Callable[[], None]:
     valued = jax.value_and_grad
 
     def compiled(made: Any, *args: Any, **given: Any) -> Any:
+        of = args[0].bare if args and isinstance(args[0], Eager) else next(iter(args), None)
+        if is_module(of) and is_module(made) and "first" not in given.get("donate", ""):
+            return Given(made, watch, of, given)
         return Watched(made, watch, watch.again(made, *args, **given))
 
     def foreign(made: Any, of: Any, library: str) -> Any:

@@ -190,3 +190,52 @@ def test_an_nnx_variable_in_a_container_keeps_what_a_step_writes(held, found):
     step(held(variable))
     assert variable[...] == 2
     assert any("runs unwatched" in line for line in found.lines())
+
+
+MODULES = {
+    "model": lambda eqx, model: model,
+    "method": lambda eqx, model: model.doubled,
+    "slope": lambda eqx, model: eqx.filter_grad(model.__class__.loss),
+}
+
+
+@pytest.mark.parametrize("kind", MODULES)
+def test_what_equinox_compiles_anew_of_a_module_is_traced_once(kind, found):
+    eqx = pytest.importorskip("equinox")
+    traces = []
+
+    class Model(eqx.Module):
+        w: jax.Array
+
+        def __call__(self, x):
+            traces.append(x)
+            return jnp.sqrt(self.w) * x
+
+        def doubled(self, x):
+            return 2 * self(x)
+
+        def loss(self, x):
+            return self(x).sum()
+
+    for w in (3.0, 2.0, 1.0, -1.0):
+        assert len(traces) == (w < 3)
+        model, x = Model(jnp.full(2, w)), jnp.ones(2)
+        eqx.filter_jit(MODULES[kind](eqx, model))(*([model, x] if kind == "slope" else [x]))
+    (event,) = found.bad()
+    assert (event.step, event.operation.name) == (3, "sqrt")
+    assert sum("in 4 steps" in line for line in found.lines()) == 1
+
+
+def test_what_equinox_is_told_to_donate_of_a_module_is_gone(found):
+    eqx = pytest.importorskip("equinox")
+
+    class Model(eqx.Module):
+        w: jax.Array
+
+        def __call__(self, x):
+            return Model(self.w + x)
+
+    model = Model(jnp.ones(3))
+    new = eqx.filter_jit(model, donate="all")(jnp.ones(3))
+    assert model.w.is_deleted()
+    assert new.w.tolist() == [2, 2, 2]

@@ -2,6 +2,7 @@
 
 import functools
 import operator
+import sys
 import types
 import weakref
 from collections.abc import Callable, Hashable
@@ -146,3 +147,41 @@ class Watched:
         if self._tracker is not None:
             self._tracker.remove()
         self._watch.found.fail(getattr(self, "__name__", "a compiled function"), error)
+
+
+class Given(Watched):
+    """Stand for what equinox compiles of a module: of a model, its method, or its gradient.
+
+    A program may compile it anew in each step, and equinox knows it by its form. So one function
+    is compiled for all of a kind, and is given the module.
+
+    Args:
+        fn: What equinox made.
+        watch: Is given the tracker.
+        module: What it made that of.
+        options: Those that it was given.
+    """
+
+    def __init__(self, fn: Any, watch: Watch, module: Any, options: dict[str, Any]) -> None:
+        super().__init__(fn, watch)
+        self._module, self._given = module, options
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it, as one step."""
+        name = getattr(self._module, "__name__", type(self._module).__name__)
+        held, key = self._watch.modules, (name, type(self._module), *sorted(self._given.items()))
+        if key not in held:
+
+            def given(model: Any, *args: Any, **kwargs: Any) -> Any:
+                return model(*args, **kwargs)
+
+            given.__name__ = name
+            compiled = sys.modules["equinox"].filter_jit(given, **self._given)
+            held[key] = Watched(compiled, self._watch)
+        return held[key](self._module, *args, **kwargs)
+
+
+def is_module(x: Any) -> bool:
+    """Tell whether something is of equinox's own kind: a model, or a function that it made."""
+    equinox = sys.modules.get("equinox")
+    return equinox is not None and isinstance(x, equinox.Module)

@@ -50,7 +50,7 @@ class Eager(Watched):
 
     def __reduce__(self) -> Any:
         """Leave nothing of ours in a file or a copy."""
-        return operator.getitem, ((self._slope or self._fn,), 0)
+        return operator.getitem, ((self.bare,), 0)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call it, and look at what it gives."""
@@ -60,10 +60,10 @@ class Eager(Watched):
         except ValueError as error:
             if not self._alone:
                 self._leave(error)
-            return (self._slope or self._fn)(*args, **kwargs)
+            return self.bare(*args, **kwargs)
         given = tree_util.tree_leaves((args, kwargs))
         if self._alone or tracing() or traced(given) or staged():
-            return (self._slope or self._fn)(*args, **kwargs)
+            return self.bare(*args, **kwargs)
         with under_way():  # what it calls is seen from here
             out = self._fn(*args, **kwargs)
         self._judge(out, given, args, kwargs)
@@ -79,6 +79,11 @@ class Eager(Watched):
             if ended(error):
                 raise
             self._leave(error)
+
+    @property
+    def bare(self) -> Any:
+        """Give what the program made, without us."""
+        return self._slope or self._fn
 
     def shared(self) -> Tracker:
         """Give the tracker of all that is made of one function."""

@@ -58,6 +58,7 @@ class Watch:
         read: The first bad number that the program looked at, until another step runs.
         trackers: What watches what runs outside of any jit, by its code.
         called: How many calls of each there were.
+        modules: What stands for all that equinox compiles of one kind of module.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Watch:
         self.read: Look | None = None
         self.trackers: dict[Any, Tracker] = {}
         self.called: Counter[Any] = Counter()
+        self.modules: dict[Hashable, Any] = {}
         self._looked: Counter[Any] = Counter()
         # What was told as what made an array bad that a step was given, or a number that was read.
         self._followed: list[Call] = []
@@ -80,7 +82,7 @@ class Watch:
         self.read = None
         self.calls.clear()
         self._followed.clear()
-        for held in (self.trackers, self.called, self._looked, self._between):
+        for held in (self.trackers, self.called, self.modules, self._looked, self._between):
             held.clear()
 
     # What was read.
