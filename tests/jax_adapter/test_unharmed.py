@@ -192,6 +192,25 @@ def test_an_nnx_variable_in_a_container_keeps_what_a_step_writes(held, found):
     assert any("runs unwatched" in line for line in found.lines())
 
 
+def test_an_nnx_module_that_a_step_has_hold_itself_leaves_the_stack_as_it_was(found):
+    class Ring(nnx.Module):
+        def __init__(self):
+            self.ref = nnx.data(None)
+
+    @nnx.jit(graph=True, graph_updates=True)
+    def closes(model):
+        model.ref = model
+        return model
+
+    def deep(n):
+        return n and 1 + deep(n - 1)
+
+    model, room = Ring(), 300
+    for _ in range(3):
+        assert closes(model) is model is model.ref
+        assert deep(room) == room
+
+
 MODULES = {
     "model": lambda eqx, model: model,
     "method": lambda eqx, model: model.doubled,
@@ -239,3 +258,35 @@ def test_what_equinox_is_told_to_donate_of_a_module_is_gone(found):
     new = eqx.filter_jit(model, donate="all")(jnp.ones(3))
     assert model.w.is_deleted()
     assert new.w.tolist() == [2, 2, 2]
+
+
+def test_an_nnx_object_that_a_step_gives_back_is_the_one_it_took(found):
+    class Pair(nnx.Module):
+        def __init__(self, a, b):
+            self.a, self.b = a, b
+
+    @nnx.jit
+    def step(pair, x):
+        pair.a[...] += x
+        return pair, [pair.b], {"new": Pair(pair.a, nnx.Param(x))}, pair.a[...]
+
+    pair = Pair(nnx.Param(1.0), nnx.Param(2.0))
+    for a in (2, 3):
+        same, (b,), other, value = step(pair, 1.0)
+        assert same is pair
+        assert b is pair.b
+        assert other["new"].a is pair.a
+        assert pair.a[...] == value == a
+    assert any("step: nothing went bad in 2 steps" in line for line in found.lines())
+
+
+def test_an_nnx_step_that_puts_its_objects_elsewhere_does_so(found):
+    @nnx.jit
+    def swapped(pair):
+        pair.a, pair.b = pair.b, pair.a
+
+    pair = nnx.Dict(a=nnx.Param(1.0), b=nnx.Param(2.0))
+    a, b = pair.a, pair.b
+    swapped(pair)
+    assert pair.a is b
+    assert pair.b is a

@@ -4,8 +4,10 @@ A step that changes its arguments is no function. Their state goes in and comes 
 as ``nnx.jit`` does it, and is written back into the objects when the step is over.
 """
 
+import operator
 import sys
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from typing import Any
 
 from jax import tree_util
@@ -29,16 +31,19 @@ class Objects:
             given: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
             states = {key: given[named[key]] for key in keys if key in named}
             held = nnx.merge(definition, _state(states))
+            mine = _each(held)
             args = tuple(held.get(_word(i), x) for i, x in enumerate(args))
             kwargs = {key: held.get(key, x) for key, x in kwargs.items()}
             out = fn(*args, **kwargs)
             after, state = nnx.split(held)
-            if after != definition:
+            if after != definition or any(map(operator.is_not, mine, _each(held))):
                 msg = (
                     "the step changed the structure of an nnx object, not only its arrays: a "
                     "compiled step cannot do that; build the model before it"
                 )
                 raise ValueError(msg)
+            at = {id(x): Own(i) for i, x in enumerate(mine)}
+            out = tree_util.tree_map(lambda x: at.get(id(x), x), out, is_leaf=lambda x: id(x) in at)
             return out, {key: state[key] for key in keys if key in state}
 
         return stepped
@@ -62,12 +67,25 @@ class Objects:
         for key, state in states.items():
             _nnx().update(self.held[key], state)
 
+    def given_back(self, out: Any) -> Any:
+        """Put the program's own objects into a result that holds them."""
+        mine = _each(self.held)
+        return tree_util.tree_map(lambda x: mine[x.number] if isinstance(x, Own) else x, out)
+
+
+@dataclass(frozen=True)
+class Own:
+    """Stand in a result for one of the objects that went in, by its number."""
+
+    number: int
+
 
 def refuse_shared(out: Any) -> None:
     """Refuse to take a result apart that holds one nnx variable twice: it would become two."""
     nnx = sys.modules.get("flax.nnx")
     if nnx is None:
         return
+    refuse_cycles(out)
     leaves = tree_util.tree_leaves(out, is_leaf=lambda x: isinstance(x, nnx.Variable))
     held = [id(x) for x in leaves if isinstance(x, nnx.Variable)]
     if len(held) > len(set(held)):
@@ -106,7 +124,7 @@ def refuse_changed(before: list[Any], after: list[Any]) -> None:
 
 
 def refuse_cycles(given: Any) -> None:
-    """Refuse nnx objects that hold themselves: JAX would walk them without end.
+    """Refuse nnx objects that hold themselves: JAX walks them until the stack is full, for good.
 
     Raises:
         ValueError: If one does.
@@ -121,7 +139,7 @@ def refuse_cycles(given: Any) -> None:
         if id(x) in done or not (own or isinstance(x, list | tuple | dict)):
             return
         if id(x) in inside:
-            msg = f"a {type(x).__name__} among its arguments holds itself"
+            msg = f"a {type(x).__name__} that it takes or gives holds itself"
             raise ValueError(msg)
         inside.add(id(x))
         for part in vars(x).values() if own else x.values() if isinstance(x, dict) else x:
@@ -145,6 +163,13 @@ def objects_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Objects | None:
         return None
     with nnx.update_context("anynan"):  # takes what cached_partial holds ready for nnx.jit
         return Objects(found)
+
+
+def _each(held: Any) -> list[Any]:
+    """List the nnx objects and variables in what holds them."""
+    nnx = _nnx()
+    kinds = nnx.Module, nnx.Variable
+    return [x for _, x in nnx.iter_graph(held) if isinstance(x, kinds)]
 
 
 def _word(key: Hashable) -> str:

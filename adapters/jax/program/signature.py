@@ -94,12 +94,8 @@ def kinds(arrays: list[Any]) -> Hashable:
     array: Any = _array()
     alone = jax.sharding.SingleDeviceSharding
     return tuple(
-        [x.aval if type(x) is array and type(x.sharding) is alone else _kind(x) for x in arrays]
+        [x.aval if type(x) is array and type(x.sharding) is alone else aval(x) for x in arrays]
     )
-
-
-def _kind(x: Any) -> Hashable:
-    return type(x) if not hasattr(x, "dtype") else None, aval(x)
 
 
 @functools.cache

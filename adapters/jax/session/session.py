@@ -22,7 +22,7 @@ from anynan.errors import AnomalyError, reason
 from anynan.jax.graphs.versions import context
 from anynan.jax.messages import LAYER_UNNAMED, OPERATION_OPAQUE, PROGRAM_UNWATCHED, SKIP_INSIDE
 from anynan.jax.program import signature
-from anynan.jax.program.objects import refuse_cycles
+from anynan.jax.program.objects import Own, refuse_cycles
 from anynan.jax.program.program import Form, Program, Settings, form_of
 from anynan.jax.program.trace import (
     ShutError,
@@ -288,7 +288,8 @@ class Session(StepReader):
         out, states = out
         if not self._once:
             form.objects.update(states)
-        return out
+        fixed = watches.program.out.fixed
+        return form.objects.given_back(out) if any(isinstance(x, Own) for _, x in fixed) else out
 
     def _form(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Form:
         """Take a call apart; what it raises the function itself raises again."""
