@@ -16,6 +16,7 @@ from jax.ad_checkpoint import checkpoint_name
 from anynan._arrays.arguments import bound, positional
 from anynan._arrays.containers import leaves
 from anynan._base import context
+from anynan._base.identity import SetByIdentity
 from anynan._base.patches import owner_of
 from anynan._diagnosis.evidence import BadParameter, ReplayError
 from anynan._diagnosis.lineage import Replay
@@ -234,7 +235,7 @@ class KerasSession(Named):
 
     def __init__(self, model: Any, tracker: Tracked) -> None:
         super().__init__(model, tracker)
-        self._foreign: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._foreign: SetByIdentity[Any] = SetByIdentity()
         self.calls = Calls(self)
 
     def path(self, layer: Any) -> str | None:

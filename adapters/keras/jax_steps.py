@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import keras
 
+from anynan._base.identity import ByIdentity
 from anynan._readings.patterns import choose
 from anynan._steps.adapter import BaseAdapter
 from anynan._steps.tracked import Tracked
@@ -40,7 +41,7 @@ class Named(BaseAdapter):
     def __init__(self, model: Any, tracker: Tracked) -> None:
         super().__init__(tracker)
         self._model = weakref.ref(model)
-        self._paths: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        self._paths: ByIdentity[Any, str] = ByIdentity()
         self.chosen: set[str] = set()
         self.weights: list[Weight] = []
         self._take_up(whole=all(layer.built for layer in layers_of(model).values()))

@@ -4,7 +4,6 @@ import ast
 import functools
 import linecache
 import threading
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import CodeType, FunctionType
@@ -13,6 +12,7 @@ from typing import Any
 import keras
 from keras.src.models.functional import Functional
 
+from anynan._base.identity import ByIdentity
 from anynan._base.patches import Patches
 from anynan._base.sources import user_source
 from anynan.events import Source
@@ -34,7 +34,7 @@ def remember(patches: Patches) -> None:
     Args:
         patches: Undoes it.
     """
-    places: weakref.WeakKeyDictionary[Any, Through | None] = weakref.WeakKeyDictionary()
+    places: ByIdentity[Any, Through | None] = ByIdentity()
     calling = threading.local()
 
     def noting(symbolic_call: Any) -> Any:

@@ -14,6 +14,7 @@ import torch
 
 from anynan._arrays.containers import leaves
 from anynan._base.context import replaying
+from anynan._base.identity import ByIdentity
 from anynan._base.patches import through
 from anynan._diagnosis.evidence import BadParameter
 from anynan._diagnosis.lineage import Replay
@@ -129,7 +130,7 @@ class KerasSession(ModelSession):
         super().__init__(model, tracker, KerasModels(tracker.judge.options))
         self.steps.marked = _mark
         self._flags = threading.local()  # where each thread is in a step of Keras
-        self._updates: weakref.WeakKeyDictionary[Any, Update] = weakref.WeakKeyDictionary()
+        self._updates: ByIdentity[Any, Update] = ByIdentity()
         self._scaler: weakref.ref[Any] | None = None
 
     # Life.

@@ -2,12 +2,12 @@
 
 import functools
 import threading
-import weakref
 from collections.abc import Callable
 from typing import Any
 
 import keras
 
+from anynan._base.identity import SetByIdentity
 from anynan._base.patches import Patches
 from anynan._everywhere import Found, spoiled
 from anynan._steps.tracked import Tracked, inside, is_tracked
@@ -33,7 +33,7 @@ def watch_all(options: Options, found: Found) -> Callable[[], None]:
     Returns:
         What undoes it; the trackers stay.
     """
-    known: weakref.WeakSet[Any] = weakref.WeakSet()
+    known: SetByIdentity[Any] = SetByIdentity()
     trackers: list[Tracked] = []
 
     def look(model: Any) -> None:

@@ -1,11 +1,11 @@
 """Find the steps of a program: what runs under a tape, and the compiled functions that hold one."""
 
-import weakref
 from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
+from anynan._base.identity import ByIdentity
 from anynan._base.sources import is_anynans, is_library
 from anynan._everywhere import Found, spoiled
 from anynan._steps.messages import UNMEASURED
@@ -33,7 +33,7 @@ class Wide(Session):
 
     def __init__(self, tracker: Tracked) -> None:
         super().__init__(dict, None, tracker)
-        self._trains: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+        self._trains: ByIdentity[Any, bool] = ByIdentity()
         self._sessions = runs.watch(self._ran, self._free, self._not_run)
 
     def detach(self) -> None:

@@ -132,8 +132,18 @@ def namespace(value: Any) -> dict[str, Any] | None:
     return held if type(held) is dict else None
 
 
-def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+def mapped(value: Any, change: Callable[[Any], Any], made: dict[int, Any] | None = None) -> Any:
     """Make lists, tuples and dicts anew, with each thing in them changed.
+
+    What is in two places is in two places of the copy, and what holds itself does so there.
+
+    Args:
+        value: What to go through.
+        change: Gives what to put in the place of whatever is none of these.
+        made: What was made so far, by the identity of what it was made of.
+
+    Raises:
+        RecursionError: If it is deeper than Python's stack.
 
     Example:
         >>> from anynan._arrays.containers import mapped
@@ -141,13 +151,21 @@ def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
         {'x': ['1', ('2',)]}
     """
     kind: Any = type(value)
-    if kind in (list, tuple):
-        return kind(mapped(item, change) for item in value)
-    if kind is dict:
-        return {key: mapped(item, change) for key, item in value.items()}
-    if issubclass(kind, tuple) and hasattr(kind, "_fields"):
-        return kind(*(mapped(item, change) for item in value))
-    return change(value)
+    if kind not in (list, tuple, dict) and not (issubclass(kind, tuple) and hasattr(kind, "_make")):
+        return change(value)
+    made = {} if made is None else made
+    if id(value) in made:
+        return made[id(value)]
+    if kind is list:
+        filled: list[Any] = made.setdefault(id(value), [])
+        filled += [mapped(item, change, made) for item in value]
+    elif kind is dict:
+        named: dict[Any, Any] = made.setdefault(id(value), {})
+        named.update({key: mapped(item, change, made) for key, item in value.items()})
+    else:
+        items = [mapped(item, change, made) for item in value]
+        made[id(value)] = tuple(items) if kind is tuple else kind._make(items)
+    return made[id(value)]
 
 
 def is_leaf(x: Any) -> bool:

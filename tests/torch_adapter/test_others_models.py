@@ -334,3 +334,59 @@ def test_modules_that_compare_by_value_are_told_apart() -> None:
         event = failure(model[1], lambda: torch.log(model[1](torch.ones(2, 4))).sum().backward())
         assert event.operation is not None and event.operation.name == "log"
         model[0](torch.ones(2, 4)).sum().backward()
+
+
+class Wary(torch.optim.SGD):
+    """An optimizer that lets nobody compare it."""
+
+    def __eq__(self, other: object) -> bool:
+        raise ValueError(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def test_an_optimizer_that_cannot_be_compared_or_hashed_steps_on() -> None:
+    models = [nn.Linear(4, 1), nn.Linear(4, 1)]
+    with anynan.torch.track(models[0], action="record") as tracker:
+        for model in models:
+            optimizer = Wary(model.parameters(), lr=0.1)
+            for _ in range(2):
+                model(torch.ones(2, 4)).sum().backward()
+                optimizer.step()
+    assert not tracker.events
+
+
+class Taken(nn.Linear):
+    """A model that is handed a tree whose nodes know their parent."""
+
+    def forward(self, x: Tensor, tree: Any) -> Tensor:  # type: ignore[override]
+        return super().forward(x).log()
+
+
+def _ring() -> Any:
+    parent: dict[str, Any] = {"children": []}
+    parent["children"] += [{"parent": parent} for _ in range(3)]
+    return parent
+
+
+def _deep() -> Any:
+    found: list[Any] = []
+    for _ in range(3000):
+        found = [found]
+    return found
+
+
+@pytest.mark.parametrize(("make", "name"), [(_ring, "log"), (_deep, None)])
+def test_an_argument_may_hold_itself_or_be_deeper_than_the_stack(
+    make: Any, name: str | None
+) -> None:
+    model = Taken(4, 1)
+    with torch.no_grad():
+        model.weight.fill_(1.0)
+        model.bias.zero_()
+    with anynan.torch.track(model):
+        model(torch.ones(2, 4), make()).sum().backward()
+        with pytest.raises(anynan.NonFiniteError) as caught:
+            model(-torch.ones(2, 4), make()).sum().backward()
+    operation = caught.value.event.operation
+    assert (operation and operation.name) == name

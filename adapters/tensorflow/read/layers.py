@@ -4,6 +4,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from anynan._base.identity import SetByIdentity
 from anynan._readings.patterns import choose
 from anynan.options import Options
 from anynan.tensorflow.read.weights import Weights
@@ -28,7 +29,7 @@ class Layers:
         self._model = weakref.ref(model) if model is not None else None
         layers = find()
         self._known = {path: weakref.ref(layer) for path, layer in layers.items()}
-        self._foreign: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._foreign: SetByIdentity[Any] = SetByIdentity()
         self.chosen = self._choose(layers, whole=self.whole())
         self.looped: set[str] = set()
         self.weights = Weights(layers)

@@ -1,6 +1,5 @@
 """What runs while it is watched: layers, gradients, compiled functions."""
 
-import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import compress
@@ -9,6 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from anynan._base.identity import SetByIdentity
 from anynan._steps.messages import INSIDE_LOOP
 from anynan.tensorflow.messages import JACOBIAN, NESTED_GRADIENT, STALE_GRAPH
 from anynan.tensorflow.read import readings
@@ -42,8 +42,8 @@ class Calls(Part):
         self._grow, self._takes = grow, takes
         self._ends = self._options.level == "step"
         # Functions that hold checks, and those that were asked for tracked weights.
-        self._known: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._asked: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._known: SetByIdentity[Any] = SetByIdentity()
+        self._asked: SetByIdentity[Any] = SetByIdentity()
 
     # Layers.
 

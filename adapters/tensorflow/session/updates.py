@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from anynan._base.identity import SetByIdentity
 from anynan._base.summary import Summary
 from anynan._diagnosis.evidence import BadParameter
 from anynan._readings.step import Step
@@ -34,7 +35,7 @@ class Updates(Part):
     def __init__(self, held: Held, steps: Steps) -> None:
         super().__init__(held)
         self._weights, self._steps = held.layers.weights, steps
-        self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._optimizers: SetByIdentity[Any] = SetByIdentity()
         self.scaler: weakref.ref[Any] | None = None
 
     def apply(

@@ -39,7 +39,7 @@ class Models:
         self.scripted: SetByIdentity[torch.nn.Module] = SetByIdentity()
         self.hooked: ByIdentity[torch.nn.Module, str] = ByIdentity()
         self.parts = self.handed = False
-        self.stepped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self.stepped: SetByIdentity[torch.optim.Optimizer] = SetByIdentity()
 
     def living(self) -> Iterator[tuple[str, torch.nn.Module]]:
         """Walk the models that are still there, with their prefixes."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from anynan._arrays.containers import mapped
 from anynan._base.sources import is_library, located
 from anynan._reach import Items
 from anynan.events import Source
@@ -208,14 +209,14 @@ def _holds(model: torch.nn.Module, outputs: list[torch.Tensor]) -> bool:
 
 def _copied(value: Any) -> Any:
     """Copy the containers of an argument, not what they hold."""
-    kind = type(value)
-    if kind is torch.Tensor:
+    try:
+        return mapped(value, _own_copy)
+    except RecursionError:
         return value
-    if kind is dict:
-        return {key: _copied(item) for key, item in value.items()}
-    if kind in (list, tuple):
-        return kind([item if type(item) is torch.Tensor else _copied(item) for item in value])
-    if not issubclass(kind, dict | UserDict):
+
+
+def _own_copy(value: Any) -> Any:
+    if not issubclass(type(value), dict | UserDict):  # a proxy may refuse to tell its class
         return value
     try:
         return copy.copy(value)
@@ -230,20 +231,18 @@ def cut(value: Any, *, leaves: bool = True) -> Any:
         value: The inputs.
         leaves: Put others in the place of leaves, too: a gradient lands on these then.
     """
-    if isinstance(value, torch.Tensor):
-        kept = isinstance(value, torch.nn.Parameter) or (value.is_leaf and not leaves)
-        if not value.requires_grad or kept:
-            return value
-        leaf = value.detach().requires_grad_()
-        if value.is_leaf:
-            return leaf
-        with torch.enable_grad():  # a leaf could not be written to in place
-            return leaf.clone()
-    if type(value) in (list, tuple):
-        return type(value)(cut(item, leaves=leaves) for item in value)
-    if type(value) is dict:
-        return {key: cut(item, leaves=leaves) for key, item in value.items()}
-    return value
+    return mapped(value, lambda x: _cut(x, leaves) if issubclass(type(x), torch.Tensor) else x)
+
+
+def _cut(x: torch.Tensor, leaves: bool) -> torch.Tensor:
+    kept = isinstance(x, torch.nn.Parameter) or (x.is_leaf and not leaves)
+    if not x.requires_grad or kept:
+        return x
+    leaf = x.detach().requires_grad_()
+    if x.is_leaf:
+        return leaf
+    with torch.enable_grad():  # a leaf could not be written to in place
+        return leaf.clone()
 
 
 def caller() -> tuple[CodeType, int] | None:

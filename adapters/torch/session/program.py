@@ -12,6 +12,7 @@ import torch
 
 from anynan._arrays.containers import shown
 from anynan._base import tracebacks
+from anynan._base.identity import SetByIdentity
 from anynan._base.messages import slug_of
 from anynan._base.sources import is_library, user_source
 from anynan._base.summary import Summary
@@ -192,7 +193,7 @@ class Watch:
         self._adapter: Program | None = None
         self._suspect: Suspect | None = None
         self._looked: dict[Any, Suspect | None] = {}
-        self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self._optimizers: SetByIdentity[torch.optim.Optimizer] = SetByIdentity()
 
     def program(self) -> Program:
         """Give what reads the program itself."""

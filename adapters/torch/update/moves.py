@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from anynan._base.identity import ByIdentity
 from anynan._readings.moves import due, moved, stride
 from anynan._readings.step import Step
 from anynan.torch.read.probes import bring, plain
@@ -20,7 +21,7 @@ class Moves:
 
     def __init__(self, every: int | None) -> None:
         self._every = every
-        self._kept: weakref.WeakKeyDictionary[Any, list[_Kept]] = weakref.WeakKeyDictionary()
+        self._kept: ByIdentity[Any, list[_Kept]] = ByIdentity()
 
     def before(self, optimizer: Any, held: Held, gradients: list[Any], rows: Step) -> None:
         """Keep the weights as they are, if it is this step's turn."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from anynan._base.identity import ByIdentity
 from anynan._readings.monitor import Monitor
 from anynan._readings.readings import Site
 from anynan.torch.call.discovery import living
@@ -49,11 +50,9 @@ class Optimizers:
 
     def __init__(self, monitor: Monitor, models: Models) -> None:
         self._monitor, self._models = monitor, models
-        self._held: weakref.WeakKeyDictionary[Any, Held] = weakref.WeakKeyDictionary()
+        self._held: ByIdentity[Any, Held] = ByIdentity()
         self.known: bool | None = None
-        self._bad: weakref.WeakKeyDictionary[Any, dict[int, dict[str, float]]] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._bad: ByIdentity[Any, dict[int, dict[str, float]]] = ByIdentity()
         self._updaters: deque[weakref.ref[Any]] = deque(maxlen=LATELY)
 
     def note(self, optimizer: torch.optim.Optimizer) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from anynan._base.identity import ByIdentity
 from anynan.torch.call.models import Models
 from anynan.torch.call.state import State
 from anynan.torch.private import scale_of, set_scale, work_of
@@ -13,11 +14,11 @@ from anynan.torch.weights.optimizers import find_optimizers
 
 # Those that scaled a loss while anything was tracked, each with the state that it kept until its
 # update as it did so first. Nothing searches the heap for them: that takes seconds in a large one.
-_found: "weakref.WeakKeyDictionary[torch.amp.GradScaler, dict[int, dict[str, Any]]]"
-_found = weakref.WeakKeyDictionary()
+_found: "ByIdentity[torch.amp.GradScaler, dict[int, dict[str, Any]]]"
+_found = ByIdentity()
 # How often they scaled or stepped, and the thread that did so last.
-_uses: "weakref.WeakKeyDictionary[torch.amp.GradScaler, tuple[int, int]]"
-_uses = weakref.WeakKeyDictionary()
+_uses: "ByIdentity[torch.amp.GradScaler, tuple[int, int]]"
+_uses = ByIdentity()
 # Whether one ever did: most programs have none, and the dicts need not be asked at each step.
 ever: list[bool] = []
 
