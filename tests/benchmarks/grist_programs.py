@@ -1,6 +1,7 @@
 """The programs of GRIST, and what stands in the place of imports that a run does not need."""
 
 import builtins
+import functools
 import gzip
 import importlib
 import importlib.abc
@@ -140,6 +141,26 @@ def _schedulers(grist: Path, iterations: int, seconds: float, *, silent: bool) -
         if silent:
             kind.loss_checker = kind.check_time = lambda *_, **__: None
         sys.modules[module.__name__] = module
+        if name == "tf_utils":
+            module.GradientSearcher.iterative_grist = functools.partial(_moved, module.CommonUtils)
+
+
+def _moved(utils: Any, w: Any, dw: Any, switch_data: bool, **given: Any) -> tuple[Any, ...]:
+    """Move a batch as the benchmark does, and count by array what it counts pixel by pixel."""
+    kw = {"dw": dw, "change": given["change"], "delta": given["delta"], "type": given["delta_type"]}
+    delta = utils.get_delta(kw)
+    moved = w - delta
+    if not switch_data:
+        return moved, None, None, None
+    assert given["update_stragety"] == "rate"  # what each program asks for
+    pixels, low, high = moved[0].size, *(given["pixle_boundary"][k] for k in ("min", "max"))
+    counted = [
+        [n + k for n, k in zip((each.reshape(len(w), -1).sum(1) / pixels).tolist(), old)]
+        for each, old in (
+            (delta != 0, given["update_list"]), ((moved > high) | (moved < low), given["clip_list"])
+        )
+    ]  # fmt: skip
+    return moved, *counted, given["useful_update_list"]
 
 
 def _torch(grist: Path) -> None:

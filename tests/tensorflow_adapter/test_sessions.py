@@ -93,6 +93,65 @@ def test_a_run_that_only_writes_is_read_by_its_gradients() -> None:
     assert event.operation.source.line == line(__file__, "the logarithm")
 
 
+@pytest.mark.parametrize("asked", [["train"], ["train", "loss"], ["loss", "train", "slope"]])
+def test_a_gradient_that_is_bad_is_read_where_the_loss_is_finite(asked: list[str]) -> None:
+    found = _everywhere.Found()
+    with tf.Graph().as_default():
+        w = v1.get_variable("w", initializer=[1.0, 0.0], use_resource=False)
+        loss = tf.math.log(w)[0]  # the slope of what is left out
+        (slope,) = tf.gradients(loss, w)
+        train = v1.train.GradientDescentOptimizer(0.1).apply_gradients([(slope, w)])
+        end = watch_all(Options(action="record"), found)
+        with v1.Session() as session:
+            session.run(v1.global_variables_initializer())
+            known = {"train": train, "loss": loss, "slope": slope}
+            session.run([known[name] for name in asked])
+            session.run([train, loss])
+        end()
+    event = found.events[0]
+    assert event.step == 0
+    assert event.operation.source.line == line(__file__, "the slope of what is left out")
+
+
+def test_what_is_placed_beside_a_variable_is_run_again_without_it() -> None:
+    found = _everywhere.Found()
+    with tf.Graph().as_default():
+        x = v1.placeholder(tf.float32, [])
+        w = v1.get_variable("w", initializer=1.0, use_resource=False)
+        with v1.colocate_with(w):
+            loss = w * tf.math.log(x)  # beside the weight
+        train = v1.train.GradientDescentOptimizer(0.1).minimize(loss)
+        end = watch_all(Options(action="record"), found)
+        with v1.Session() as session:
+            session.run(v1.global_variables_initializer())
+            session.run([train, loss], {x: -1.0})
+        end()
+    (event,) = found.events
+    assert (event.operation.name, event.notes) == ("log", ())
+    assert event.operation.source.line == line(__file__, "beside the weight")
+
+
+@pytest.mark.parametrize("resource", [False, True])
+def test_a_run_that_asks_for_a_variable_and_begins_it_anew_is_run_again(resource: bool) -> None:
+    found = _everywhere.Found()
+    with tf.Graph().as_default():
+        x = v1.placeholder(tf.float32, [])
+        w = v1.get_variable("w", initializer=2.0, use_resource=resource)
+        begun = v1.assign(w, x)
+        with tf.control_dependencies([begun]):
+            loss = tf.math.log(w.read_value())  # what it begins with
+        end = watch_all(Options(action="record"), found)
+        with v1.Session() as session:
+            session.run(v1.global_variables_initializer())
+            for value in (1.0, -1.0):
+                session.run([w, loss, begun], {x: value})
+        end()
+    (event,) = found.events
+    assert (event.operation.name, event.step, event.notes) == ("log", 1, ())
+    assert event.operation.source.line == line(__file__, "what it begins with")
+    assert event.operation.inputs[0].min == -1
+
+
 def drawn(*, watched: bool = True) -> tuple[list[float], Any]:
     """Run what is NaN for some draws, until it is."""
     found, out = _everywhere.Found(), []

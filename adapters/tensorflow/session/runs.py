@@ -1,7 +1,7 @@
 """What a program runs by ``tf.compat.v1.Session``: each run that gives numbers is a step."""
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -24,6 +24,7 @@ WRITTEN = (
 )
 _VARIABLES = ("Variable", "VariableV2", "VarHandleOp")
 _TAKES = ("Identity", "ReadVariableOp")
+_BEGINS = ("Assign", "AssignVariableOp")
 _ASKS = ("IsVariableInitialized", "VarIsInitializedOp")
 
 
@@ -33,8 +34,11 @@ class Part:
     Args:
         graph: The graph.
         wanted: Operations that a run is asked for.
+        anew: See below, where a larger part of the same run knows it.
 
     Attributes:
+        anew: What variables begin anew with, by their names, if no variable has a part in that: a
+            read in the same run is of it.
         reads: What takes the content of a variable, and the name of that.
         draws: What it draws at random: a run gives that too, and another is given it.
         writes: Whether running it changes a variable.
@@ -42,7 +46,7 @@ class Part:
         updates: What it writes into variables: gradients.
     """
 
-    def __init__(self, graph: Any, wanted: list[Any]) -> None:
+    def __init__(self, graph: Any, wanted: list[Any], anew: dict[str, Any] | None = None) -> None:
         behind = set(walk(wanted, _behind))
         self._graph, self.writes, self.taking = graph, False, False
         self._nodes = [op for op in graph.get_operations() if op in behind]
@@ -50,13 +54,20 @@ class Part:
         drawn = (x for op in self._nodes if op.type in RANDOM for x in op.outputs)
         self.draws: list[Any] = [x for x in drawn if graph.is_fetchable(x)]
         self.updates: list[Any] = []
+        begun = [op.inputs for op in self._nodes if op.type in _BEGINS]
+        self.anew = anew or {
+            variable.op.name: x
+            for variable, x in begun
+            if not any(op.type in _VARIABLES for op in walk([x.op], _behind))
+        }
         for op in self._nodes:
             held = [x.op.name for x in op.inputs if x.op.type in _VARIABLES]
             if held and op.type in _TAKES:
-                self.reads[op.outputs[0]] = held[0]
+                if held[0] not in self.anew:
+                    self.reads[op.outputs[0]] = held[0]
             elif held and op.type not in _ASKS:
                 self.writes = True
-                if op.type in ("Assign", "AssignVariableOp"):  # it begins anew
+                if op.type in _BEGINS:
                     continue
                 found = [x for x in op.inputs if is_float(x) and x.op.type not in _VARIABLES]
                 self.updates += [x for x in found if graph.is_fetchable(x) and x not in self.reads]
@@ -67,11 +78,17 @@ class Part:
         """Give the graph, with an input in the place of what reads a variable or draws."""
         found, given = self._graph.as_graph_def(), {x.op.name: x for x in self._given()}
         for node in found.node:
+            node.attr.pop("_class", None)  # a place beside a variable, which is not among them
             if node.name in given:
                 node.op = "Placeholder"
                 del node.input[:]
                 node.attr.clear()
                 node.attr["dtype"].type = given[node.name].dtype.base_dtype.as_datatype_enum
+            elif node.op in _TAKES and node.input[0] in self.anew:
+                x = self.anew[node.input[0]]
+                node.op, node.input[:] = "Identity", [x.name]
+                node.attr.clear()
+                node.attr["T"].type = x.dtype.base_dtype.as_datatype_enum
         return found
 
     def get_operations(self) -> list[Any]:
@@ -110,8 +127,7 @@ class Ran:
             session.graph.as_graph_element(x): value for x, value in (feeds or {}).items()
         }
         self.writes, self.draws = part.writes, part.draws
-        size = sum((x.shape.num_elements() or 0) * x.dtype.size for x in part.reads)
-        self._kept = self._content() if part.writes and size <= KEPT else None
+        self._kept = self._content() if part.writes and _size(part.reads) <= KEPT else None
 
     def _content(self) -> list[Any] | None:
         """Give what the variables hold."""
@@ -151,11 +167,14 @@ class Ran:
             for x, value in zip(inputs, [*fed.values(), *kept], strict=True)
         ]
         weights = {x.op.name: name for x, name in reads.items()} | {x: x for x in reads.values()}
-        part: Any = Part(graph, [x.op for _, x in self.fetched])
+        anew = self._part.anew
+        wanted = [*(x for _, x in self.fetched), *anew.values()]
+        part: Any = Part(graph, [x.op for x in wanted], anew)
         part.draws = [x for x in part.draws if x in self._drawn]
         return Program(
             part, inputs, Trace(), feeds, {x.op.name: x.op.name for x in fed}, {},
-            results=self.fetched, weights=weights,
+            results=[(name, x) for name, x in self.fetched if x.dtype == x.dtype.base_dtype],
+            weights=weights,
         )  # fmt: skip
 
 
@@ -187,10 +206,14 @@ def watch(
         if key not in known:
             wanted = [getattr(x, "op", x) for x in asked if x is not None]
             known[key] = Part(session.graph, wanted)
-        tensors = [asked[i] for i in places] or known[key].updates
+        part, tensors = known[key], [asked[i] for i in places]
+        # A gradient may be bad where each number that was asked for is finite.
+        written = [x for x in part.updates if x not in tensors]
+        if not tensors or _size(written) <= KEPT:
+            tensors += written
         if not tensors:
             return None
-        return Ran(real, session, tensors, feeds, known[key]), places, len(asked)
+        return Ran(real, session, tensors, feeds, part), places, len(asked)
 
     def change(real: Callable[..., Any]) -> Callable[..., Any]:
         def run(self: Any, fetches: Any, feed_dict: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -203,16 +226,14 @@ def watch(
                 return real(self, fetches, feed_dict, *args, **kwargs)
             ran, places, count = found
             # What it only writes is read as well, and what it draws.
-            written = [] if places else [x for _, x in ran.fetched]
+            written = [x for _, x in ran.fetched[len(places) :]]
             asked = fetches, written, ran.draws
             out, values, drawn = real(self, asked, feed_dict, *args, **kwargs)
             ran.keep(drawn)
-            if places:
-                values = tf.nest.flatten(out)
-                values = [values[i] for i in places] if len(values) == count else []
-            if values:
+            given = tf.nest.flatten(out)
+            if not places or len(given) == count:
                 with eager_mode():
-                    step(ran, values)
+                    step(ran, [*(given[i] for i in places), *values])
             return out
 
         return run
@@ -220,6 +241,11 @@ def watch(
     patches = Patches()
     patches.change(BaseSession, "run", change)
     return patches
+
+
+def _size(tensors: Iterable[Any]) -> int:
+    """Count the bytes of tensors; what has no shape yet counts as none."""
+    return sum((x.shape.num_elements() or 0) * x.dtype.size for x in tensors)
 
 
 def _behind(op: Any) -> list[Any]:
