@@ -1,5 +1,8 @@
 """The replay goes into nested functions and recurrent layers; other loops it says are closed."""
 
+import contextlib
+import threading
+
 import keras
 import numpy as np
 import pytest
@@ -121,10 +124,21 @@ def calls(x):
     return tf.reduce_sum(tf.while_loop(lambda i, _: i < 2, turn, (0, taken))[1])
 
 
+def maps(x):
+    return tf.reduce_sum(tf.map_fn(lambda row: tf.math.log(row) * 2, x))  # bad map
+
+
+def scans(x):
+    return tf.reduce_sum(tf.scan(lambda sum_, row: sum_ + tf.math.log(row), x))  # bad scan
+
+
 @pytest.mark.parametrize(
     ("step", "mark"),
-    [(loops, "bad while"), (collects, "bad range"), (branches, "bad if"), (calls, "bad call")],
-)
+    [
+        (loops, "bad while"), (collects, "bad range"), (branches, "bad if"), (calls, "bad call"),
+        (maps, "bad map"), (scans, "bad scan"),
+    ],
+)  # fmt: skip
 def test_loops_and_branches_of_a_graph_are_looked_into(step, mark):
     event = failure(anynan.tensorflow.track(tf.function(step)), tf.constant([0.5, -2.0, 3.0]))
     assert event.operation.name == "log"
@@ -152,6 +166,32 @@ def test_what_is_too_long_or_calls_the_programs_own_functions_is_said_to_be_clos
         event = failure(anynan.tensorflow.track(tf.function(step)), tf.constant([500.0, 2.0]))
         assert event.operation.name == "while"
         assert any("the inside of a loop of the graph is not watched" in n for n in event.notes)
+
+
+def test_other_graphs_that_are_traced_meanwhile_are_left_alone(capsys):
+    def other(y):
+        with contextlib.suppress(TypeError):  # it has no value
+            print(float(y))
+        taken = tf.cond(y > 0, lambda: y, lambda: -y)
+        return tf.while_loop(lambda z: z < 9, lambda z: z + 1, [taken])
+
+    def trace():  # what it writes down otherwise is put back after a second run
+        given = tf.function(other, autograph=False).get_concrete_function(tf.TensorSpec([]))
+        types = {x.type for x in given.graph.get_operations()}
+        print(types >= {"StatelessIf", "StatelessWhile"}, hasattr(given.inputs[0], "numpy"))
+
+    def step(x):
+        trace()
+        thread = threading.Thread(target=trace)
+        thread.start()
+        thread.join()
+        return tf.map_fn(tf.math.log, x)
+
+    event = failure(anynan.tensorflow.track(tf.function(step, autograph=False)), -tf.ones(2))
+    assert event.operation.name == "log"
+    said = capsys.readouterr().out.splitlines()
+    assert len(said) > 4  # the step was traced again, and again by values
+    assert set(said) == {"True False"}
 
 
 def test_the_gradient_of_a_compiled_step_that_a_plain_function_calls_is_looked_into():

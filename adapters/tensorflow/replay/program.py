@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.ops import cond as branches
+from tensorflow.python.ops import while_loop as loops
 
 from anynan._arrays.containers import leaves
 from anynan._base.patches import Patches
@@ -92,17 +94,35 @@ class Answers:
         with tf.Graph().as_default():
             kind = type(tf.constant(0.0))
         with Patches() as patches:
-            for name in ("numpy", "__array__"):
-                patches.put(kind, name, lambda x, *args, **_: self._array(x, *args))
             for name, take in (("bool", bool), ("float", float), ("int", int), ("index", int)):
-                patches.put(kind, f"__{name}__", lambda x, take=take: take(self._value(x)))
-            patches.put(kind, "__iter__", lambda x: iter(self.each(x)))
-            patches.put(kind, "__len__", lambda x: x.shape[0])
+                self._answered(patches, kind, name, lambda x, take=take: take(self._value(x)))
+            self._answered(patches, kind, "array", self._array)
+            self._answered(patches, kind, "iter", lambda x: iter(self.each(x)))
+            self._answered(patches, kind, "len", lambda x: x.shape[0])
+            patches.put(kind, "numpy", property(self._numpy))
             if self._left is not None:
-                for module in (tf, tf.compat.v2):
-                    patches.change(module, "cond", lambda run: self._ours(run, self._branch))
-                    patches.change(module, "while_loop", lambda run: self._ours(run, self._loop))
+                patches.change(branches, "cond", lambda run: self._ours(run, self._branch))
+                patches.change(loops, "while_loop", lambda run: self._ours(run, self._loop))
             yield
+
+    def _answered(self, patches: Patches, kind: Any, name: str, own: Callable[..., Any]) -> None:
+        """Answer what the tensors of the graph are asked; others answer as they would."""
+        real = getattr(kind, f"__{name}__", None)
+
+        def answer(x: Any, *args: Any, **kwargs: Any) -> Any:
+            if x.graph is self._graph:
+                return own(x, *args)
+            if real is None:
+                msg = f"a {kind.__name__} has no __{name}__"
+                raise TypeError(msg)
+            return real(x, *args, **kwargs)
+
+        patches.put(kind, f"__{name}__", answer)
+
+    def _numpy(self, x: Any) -> Any:
+        if x.graph is not self._graph:
+            raise AttributeError
+        return functools.partial(self._array, x)
 
     def _array(self, x: Any, dtype: Any = None) -> Any:
         value = self._value(x)
@@ -150,9 +170,6 @@ class Answers:
 
     def _value(self, x: Any) -> Any:
         self._spend()
-        if x.graph is not self._graph:
-            msg = "a tensor of another graph has no value here"
-            raise NotImplementedError(msg)
         self._asked = x, len(self._graph.get_operations())
         with tf.init_scope():
             return self._ask(self._graph, self._inputs, x)
