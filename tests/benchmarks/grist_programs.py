@@ -154,12 +154,9 @@ def _moved(utils: Any, w: Any, dw: Any, switch_data: bool, **given: Any) -> tupl
         return moved, None, None, None
     assert given["update_stragety"] == "rate"  # what each program asks for
     pixels, low, high = moved[0].size, *(given["pixle_boundary"][k] for k in ("min", "max"))
-    counted = [
-        [n + k for n, k in zip((each.reshape(len(w), -1).sum(1) / pixels).tolist(), old)]
-        for each, old in (
-            (delta != 0, given["update_list"]), ((moved > high) | (moved < low), given["clip_list"])
-        )
-    ]  # fmt: skip
+    both = ((delta != 0, "update_list"), ((moved > high) | (moved < low), "clip_list"))
+    shares = [((each.reshape(len(w), -1).sum(1) / pixels).tolist(), name) for each, name in both]
+    counted = [[n + k for n, k in zip(x, given[name], strict=True)] for x, name in shares]
     return moved, *counted, given["useful_update_list"]
 
 
