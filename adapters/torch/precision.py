@@ -274,7 +274,9 @@ class _Storing(DispatchMode):
 
         A gradient that nobody wants is None there.
         """
-        words = tuple(x for x in (*args, *kwargs.values()) if isinstance(x, torch.dtype | bool))
+        masks = [each for x in args if isinstance(x, list | tuple) for each in x]
+        said = [*args, *masks, *kwargs.values()]  # a mask says which gradients are wanted
+        words = tuple(x for x in said if isinstance(x, torch.dtype | bool))
         kinds = tuple((x.dtype, not x.ndim) for x in tensors)
         key = (func, words, kinds, torch.get_default_dtype())
         if key not in self._known:

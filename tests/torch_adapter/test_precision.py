@@ -345,6 +345,17 @@ def test_attention_and_its_gradient_run_in_float32_where_their_sums_stay_small(
     assert found == [True, stays]
 
 
+def test_gradients_that_are_wanted_in_one_place_and_not_in_another_are_told_apart() -> None:
+    model = nn.Sequential(nn.Conv1d(4, 4, 3), nn.Conv1d(4, 4, 1, bias=False))
+
+    def step(x: torch.Tensor) -> None:
+        assert (x[0, 0, 0] * 4e4).isfinite()  # near the edge, float32 arithmetic is asked first
+        model(x).float().sum().backward()
+
+    report = anynan.precision(step, torch.ones(2, 4, 7), plan=False)
+    assert (report.fits, report.notes) == (True, ())
+
+
 def test_a_write_has_its_memory_measured_anew() -> None:
     def write(x: torch.Tensor) -> torch.Tensor:
         y = x * 1
