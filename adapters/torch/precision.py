@@ -41,7 +41,8 @@ _AUTOCAST = '''
     module.forward = torch.autocast("cuda", enabled=False)(module.forward)  # or "cpu"'''
 
 
-_PRODUCTS, _ATTENTION = frozenset({"matmul", "linear"}), "attention"
+_PRODUCTS = frozenset({"matmul", "linear"})
+_ATTENTION = "attention"
 
 
 class Narrowed(TorchTarget, Narrow):
@@ -230,8 +231,8 @@ class _Storing(DispatchMode):
         mine = any(x.dtype is self._narrow for x in tensors)
         # A kernel refuses operands of two dtypes.
         product = shape.name in _PRODUCTS and all(x.dtype is self._narrow for x in tensors)
-        product = product or _ATTENTION in shape.name
-        if not mine or _own(func) or (self._runs and not product):
+        bounded = product or _ATTENTION in shape.name
+        if not mine or _own(func) or (self._runs and not bounded):
             return func(*args, **kwargs)
         given = {**dict(zip(shape.argument_names, args, strict=False)), **kwargs}
         kinds = self._kinds(func, tensors, args, kwargs)
@@ -317,7 +318,7 @@ def _own(func: Any) -> bool:
     A loss stores its elements in the dtype before it adds them up, and another kernel may draw
     other random numbers.
     """
-    draws = torch.Tag.nondeterministic_seeded in func.tags and "attention" not in str(func)
+    draws = torch.Tag.nondeterministic_seeded in func.tags and _ATTENTION not in str(func)
     return draws or "reduction" in shape_of(func).argument_names
 
 

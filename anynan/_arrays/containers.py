@@ -4,6 +4,7 @@ Containers are the user's, and so is the code that opens them: whatever it raise
 stops neither the walk nor the program.
 """
 
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, ValuesView
 from collections.abc import Set as AbstractSet
 from dataclasses import fields
@@ -135,7 +136,8 @@ def namespace(value: Any) -> dict[str, Any] | None:
 def mapped(value: Any, change: Callable[[Any], Any], made: dict[int, Any] | None = None) -> Any:
     """Make lists, tuples and dicts anew, with each thing in them changed.
 
-    What is in two places is in two places of the copy, and what holds itself does so there.
+    A tuple in which nothing changes stays. What is in two places is in two places of the copy, and
+    what holds itself does so there.
 
     Args:
         value: What to go through.
@@ -164,7 +166,10 @@ def mapped(value: Any, change: Callable[[Any], Any], made: dict[int, Any] | None
         named.update({key: mapped(item, change, made) for key, item in value.items()})
     else:
         items = [mapped(item, change, made) for item in value]
-        made[id(value)] = tuple(items) if kind is tuple else kind._make(items)
+        if all(map(operator.is_, items, value)):  # a class of the user's may hold more than these
+            made[id(value)] = value
+        else:
+            made[id(value)] = tuple(items) if kind is tuple else kind._make(items)
     return made[id(value)]
 
 

@@ -245,6 +245,19 @@ def test_what_equinox_compiles_anew_of_a_module_is_traced_once(kind, found):
     assert sum("in 4 steps" in line for line in found.lines()) == 1
 
 
+def test_equinox_may_be_given_options_that_have_no_hash(found):
+    eqx = pytest.importorskip("equinox")
+
+    class Model(eqx.Module):
+        w: jax.Array
+
+        def __call__(self, x):
+            return self.w * x
+
+    step = eqx.filter_jit(Model(jnp.ones(2)), compiler_options={"xla_cpu_enable_fast_math": False})
+    assert step(3.0).tolist() == [3, 3]
+
+
 def test_what_equinox_is_told_to_donate_of_a_module_is_gone(found):
     eqx = pytest.importorskip("equinox")
 

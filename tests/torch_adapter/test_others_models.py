@@ -3,7 +3,7 @@
 import copy
 import pickle
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -390,3 +390,32 @@ def test_an_argument_may_hold_itself_or_be_deeper_than_the_stack(
             model(-torch.ones(2, 4), make()).sum().backward()
     operation = caught.value.event.operation
     assert (operation and operation.name) == name
+
+
+class Batch(NamedTuple):
+    """What a data set gives."""
+
+    x: Tensor
+
+
+class Marked(Batch):
+    """It holds more than its fields."""
+
+    mask: Tensor
+
+
+class Masking(nn.Linear):
+    """A model that reads what a batch holds beside its fields."""
+
+    def forward(self, batch: Marked) -> Tensor:  # type: ignore[override]
+        return (super().forward(batch.x) * batch.mask).log()
+
+
+def test_a_batch_of_a_class_of_its_own_is_there_for_a_second_run_with_all_that_it_holds() -> None:
+    batch = Marked(torch.ones(2, 4))
+    batch.mask = torch.zeros(2, 1) - 1
+    model = Masking(4, 1)
+    with torch.no_grad():
+        model.weight.fill_(1.0)
+    event = failure(model, lambda: model(batch).sum().backward())
+    assert event.operation is not None and event.operation.name == "log"

@@ -301,16 +301,22 @@ def test_a_step_runs_once_in_float32_and_once_in_the_dtype(
     assert len(steps) == 3
 
 
-@pytest.mark.parametrize(("factor", "stays"), [(1.0, True), (200.0, False)])
-def test_before_it_fits_the_kernel_of_a_product_runs_where_its_sums_may_be_beyond(
-    monkeypatch: pytest.MonkeyPatch, factor: float, stays: bool
-) -> None:
+@pytest.fixture
+def stayed(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Tell of each product in turn whether its sums stay small."""
     found, real = list[bool](), _Storing._stays
     monkeypatch.setattr(_Storing, "_stays", lambda *a: found.append(real(*a)) or found[-1])
+    return found
+
+
+@pytest.mark.parametrize(("factor", "stays"), [(1.0, True), (200.0, False)])
+def test_before_it_fits_the_kernel_of_a_product_runs_where_its_sums_may_be_beyond(
+    stayed: list[bool], factor: float, stays: bool
+) -> None:
     signs = torch.tensor([1.0, -1.0] * 4)  # 40000 - 40000 + ... is 0
     report = anynan.precision(lambda x, y: x @ y, signs * factor, torch.full((8,), 200.0))
     assert report.fits
-    assert found == [stays]
+    assert stayed == [stays]
     partial = report.rows[-1].partial
     assert partial == pytest.approx(8 * 200 * factor)
 
@@ -331,10 +337,8 @@ def test_what_a_product_is_scaled_with_and_added_to_counts() -> None:
 
 @pytest.mark.parametrize(("size", "stays"), [(1.0, True), (3000.0, False)])
 def test_attention_and_its_gradient_run_in_float32_where_their_sums_stay_small(
-    monkeypatch: pytest.MonkeyPatch, size: float, stays: bool
+    stayed: list[bool], size: float, stays: bool
 ) -> None:
-    found, real = list[bool](), _Storing._stays
-    monkeypatch.setattr(_Storing, "_stays", lambda *a: found.append(real(*a)) or found[-1])
     query, key, value = (torch.ones(1, 2, 4, 8, requires_grad=True) for _ in range(3))
 
     def step(query: torch.Tensor) -> None:
@@ -342,7 +346,7 @@ def test_attention_and_its_gradient_run_in_float32_where_their_sums_stay_small(
         (out.float() * size).sum().backward()
 
     assert anynan.precision(step, query, plan=False).fits
-    assert found == [True, stays]
+    assert stayed == [True, stays]
 
 
 def test_gradients_that_are_wanted_in_one_place_and_not_in_another_are_told_apart() -> None:

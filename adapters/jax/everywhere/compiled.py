@@ -169,7 +169,10 @@ class Given(Watched):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call it, as one step."""
         name = getattr(self._module, "__name__", type(self._module).__name__)
-        held, key = self._watch.modules, (name, type(self._module), *sorted(self._given.items()))
+        held, key = (
+            self._watch.modules,
+            (name, type(self._module), repr(sorted(self._given.items()))),
+        )
         if key not in held:
 
             def given(model: Any, *args: Any, **kwargs: Any) -> Any:

@@ -6,10 +6,10 @@ from collections.abc import Callable, Hashable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, cast
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from anynan._base.identity import ByIdentity
 from anynan._base.sources import is_library
 from anynan._everywhere import Found
 from anynan._steps.tracked import Tracked, inside
@@ -74,7 +74,7 @@ class Watch:
         # What was told as what made an array bad that a step was given, or a number that was read.
         self._followed: list[Call] = []
         # What was compiled before, by function and options: JAX itself remembers that.
-        self._compiled: ByIdentity[Any, set[Hashable]] = ByIdentity()
+        self._compiled: WeakKeyDictionary[Any, set[Hashable]] = WeakKeyDictionary()
         self._between: dict[Hashable, Tracker] = {}
 
     def forget(self) -> None:

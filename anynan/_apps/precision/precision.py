@@ -39,10 +39,10 @@ def precision(
 
     It runs the target once as it is and measures each operation: its magnitudes, the bits left
     before it overflows, the share that becomes zero. Then it runs the target with weights and
-    inputs in the dtype, computes each operation in float32, stores it in the dtype, and lists what
-    turns finite numbers into NaN or Inf. The report says that it fits only after a run with the
-    framework's own kernels. Otherwise it looks for a plan and tries it with
-    those: the layers to keep in float32, and the loss scale. Weights, gradients, optimizer and
+    inputs in the dtype, and lists what turns finite numbers into NaN or Inf. Each operation is
+    computed in float32 and stored in the dtype, or by the framework's own kernels. The report says
+    that it fits only after a run with these. If something breaks, it looks for a plan and tries it
+    with these: the layers to keep in float32, and the loss scale. Weights, gradients, optimizer and
     random state are put back. The answer holds for these inputs and these weights.
 
     Args:
