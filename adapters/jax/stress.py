@@ -60,10 +60,26 @@ class JaxLab(JaxTarget, Lab):
             return Observed(error=error.__cause__ or error)
 
     def _traced(self, program: Callable[..., Any], xs: Sequence[Any]) -> Program:
-        form = _form(xs)
+        form = program, *_form(xs)
         if form not in self._programs:
             self._programs[form], _ = traced(program, tuple(xs), {})
         return self._programs[form]
+
+    def sloped(self, program: Callable[..., Any]) -> Callable[..., Any]:
+        """Take the gradient of what a program gives."""
+
+        def sloped(*xs: Any) -> Any:
+            places = _fractions(xs)
+
+            def of(given: list[Any]) -> Any:
+                new = dict(zip(places, given, strict=True))
+                return program(*(new.get(i, x) for i, x in enumerate(xs)))
+
+            out, back = jax.vjp(of, [xs[i] for i in places])
+            return out, back(tree_util.tree_map(_one, out))
+
+        sloped.__name__ = getattr(program, "__name__", "target")
+        return sloped
 
     def slopes(
         self, program: Callable[..., Any], xs: Sequence[Any], watch: Watch
@@ -73,8 +89,8 @@ class JaxLab(JaxTarget, Lab):
         One program is compiled for all edges; what it computes is looked at one by one only
         where something is bad.
         """
-        site, form = watch.wanted, _form(xs)
-        places = [i for i, x in enumerate(xs) if jnp.issubdtype(x.dtype, jnp.floating)]
+        site, form = watch.wanted, (program, *_form(xs))
+        places = _fractions(xs)
         found: list[Array | None] = [None for _ in xs]
         if form not in self._sites:
             self.observe(program, xs, watch)
@@ -114,6 +130,16 @@ lab_of = JaxLab.of
 
 def _form(xs: Sequence[Any]) -> tuple[Any, ...]:
     return tuple((x.shape, str(x.dtype)) for x in xs)
+
+
+def _fractions(xs: Sequence[Any]) -> list[int]:
+    return [i for i, x in enumerate(xs) if jnp.issubdtype(x.dtype, jnp.floating)]
+
+
+def _one(x: Any) -> Any:
+    kind = jnp.result_type(x)
+    inexact = jnp.issubdtype(kind, jnp.inexact)
+    return jnp.ones(jnp.shape(x), kind) if inexact else np.zeros(jnp.shape(x), jax.dtypes.float0)
 
 
 def _sloping(whole: Program, sites: list[Site], places: list[int]) -> Callable[..., Any]:

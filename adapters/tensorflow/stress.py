@@ -34,6 +34,20 @@ class TensorflowLab(TensorflowTarget, Lab):
         """Put back what runs change."""
         return untouched(program)
 
+    def sloped(self, program: Callable[..., Any]) -> Callable[..., Any]:
+        """Take the gradient of what a program gives."""
+
+        def sloped(*xs: Any) -> Any:
+            floats = [x for x in xs if x.dtype.is_floating]
+            with tf.GradientTape() as tape:
+                tape.watch(floats)
+                out = program(*xs)
+                fractions = [x for x in tf.nest.flatten(out) if tf.as_dtype(x.dtype).is_floating]
+            return out, tape.gradient(fractions, floats)
+
+        sloped.__name__ = getattr(program, "__name__", "target")
+        return sloped
+
     def slopes(
         self, program: Callable[..., Any], xs: Sequence[Any], watch: Watch
     ) -> list[Array | None]:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -32,7 +33,13 @@ class TorchLab(TorchTarget, Lab):
 
     door = staticmethod(track)
     imports = ("import torch",)
-    deadly = frozenset({"aten._pdist_forward.default"})  # its gradient divides by their number
+    deadly = MappingProxyType(
+        {
+            "aten._pdist_forward.default": "empty",  # its gradient divides by their number
+            "aten._ctc_loss.default": "ignored",  # labels are places in memory, unchecked
+            "aten._ctc_loss.Tensor": "ignored",
+        }
+    )
 
     def __init__(self, target: Any, args: tuple[Any, ...], *more: Any) -> None:
         super().__init__(target, args, *more)
@@ -123,6 +130,17 @@ class TorchLab(TorchTarget, Lab):
         return data, written
 
     # Runs.
+
+    def sloped(self, program: Callable[..., Any]) -> Callable[..., Any] | None:
+        """Take the gradient that nobody asked for, where the target takes none."""
+        if self.trains or self._differentiates:
+            return None
+        taking = _differentiated(program)
+
+        def sloped(*xs: Any) -> Any:
+            return taking(*map(_leaf, xs))
+
+        return _named(sloped, program)
 
     def _seen(self, program: Callable[..., Any]) -> Sight:
         if self._sight is None or self._sight.fn is not program:

@@ -18,6 +18,22 @@ def _place(finding: Any) -> tuple[str, str]:
     return operation.name, operation.source.text
 
 
+def test_the_gradient_of_what_a_mask_hides_is_told_apart() -> None:
+    def logs(x: Any, many: Any) -> Any:
+        return jnp.where(x > 0, jnp.log(x), 0.0).sum(), many + 1
+
+    report = anynan.stress(logs, jnp.linspace(-1, 1, 8).reshape(4, 2), jnp.arange(3))
+    (finding,) = report.findings
+    assert (finding.group, _place(finding)[0], finding.inputs.keys()) == (
+        "sloped",
+        "log",
+        {"x", "many"},
+    )
+    assert "0 times Inf is NaN" in finding.event.cause.text
+    gradient = jax.grad(lambda x: logs(x, 0)[0])  # it takes the gradient itself
+    assert anynan.stress(gradient, X).findings[0].group == "inside"
+
+
 def test_the_slopes_of_all_edges_are_one_program(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
     once = anynan.jax.stress.jit_once
@@ -29,7 +45,7 @@ def test_the_slopes_of_all_edges_are_one_program(monkeypatch: pytest.MonkeyPatch
     report = anynan.stress(loss, jnp.linspace(-3, 2, 6), domain=(-3, 2))
     assert {"log", "sqrt", "divide", "exp"} <= {x.site.operation for x in report.margins}
     assert report.runs > 20
-    assert len(made) == 1
+    assert len(made) == 2  # and one with the gradient
 
 
 @pytest.mark.tier(2)

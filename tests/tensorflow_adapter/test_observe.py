@@ -118,6 +118,10 @@ def test_a_hunt_finds_a_row_of_zeros_and_a_saturated_sigmoid() -> None:
     report = anynan.stress(loss, tf.constant([0.1, -2.0]), domain=(-200, 200), budget=20)
     assert report.findings[0].event.cause.tag == "log_of_zero"
 
+    report = anynan.stress(lambda x: tf.reduce_sum(tf.sqrt(tf.reduce_sum(x * x, 1))), x, budget=20)
+    sloped = [f for f in report.findings if f.group == "sloped"]
+    assert [f.event.operation.name for f in sloped] == ["sqrt"]
+
 
 @pytest.mark.tier(2)
 def test_a_hunt_leaves_a_training_step_as_it_was(training: Training) -> None:

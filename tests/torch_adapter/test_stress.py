@@ -104,8 +104,21 @@ def test_the_gradient_of_a_root_is_found_where_a_loss_is_finite() -> None:
     assert first.event.phase == "backward"
 
 
-def test_without_requires_grad_no_gradient_is_taken() -> None:
-    assert anynan.stress(lambda x: (x * x).sqrt().sum(), torch.randn(6, 3)).findings == []
+def test_a_gradient_that_the_target_leaves_to_its_caller_is_told_apart(tmp_path: Path) -> None:
+    def lengths(x: torch.Tensor) -> torch.Tensor:
+        return (x * x).sum(1).sqrt().sum()
+
+    x = torch.randn(6, 3)
+    report = anynan.stress(lengths, x)
+    assert report.ok
+    (finding,) = report.findings
+    assert str(finding).startswith("x: a row of zeros (if its gradient is taken, ")
+    assert _place(finding) == ("sqrt", "return (x * x).sum(1).sqrt().sum()")
+    assert (finding.event.phase, x.requires_grad) == ("backward", False)
+    assert "\nif its gradient is taken\n  x: a row of zeros\n" in str(report)
+    again = {"inputs": finding.inputs, "mode": finding.mode}
+    assert not anynan.stress(lengths, x, found=again).ok
+    assert anynan.stress(lambda x: (x * x).sum(1).add(1e-8).sqrt().sum(), x).findings == []
 
 
 @pytest.mark.parametrize("fixed", [False, True])
@@ -319,3 +332,9 @@ _loss: torch.Tensor
 def test_an_input_that_would_end_the_process_is_not_tried() -> None:
     report = anynan.stress(lambda x: torch.pdist(x).sum(), torch.randn(4, 3), budget=5)
     assert any("pdist" in note and "was not tried" in note for note in report.notes)
+
+    def ctc(x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return F.ctc_loss(x.log_softmax(2), labels, torch.full((2,), 8), torch.full((2,), 3))
+
+    report = anynan.stress(ctc, torch.randn(8, 2, 5), torch.randint(1, 5, (2, 3)), budget=5)
+    assert any("all labels are ignored was not tried: aten._ctc" in x for x in report.notes)

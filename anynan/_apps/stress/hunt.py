@@ -17,7 +17,7 @@ from anynan._apps.stress.edges import Margin, Site
 from anynan._apps.stress.inputs import Array, Domain, Input, Program, domains
 from anynan._apps.stress.lab import Lab, Watch
 from anynan._apps.stress.messages import BUDGET_SPENT, INPUT_NOT_TRIED
-from anynan._apps.stress.report import INSIDE, OUTSIDE, SHAPED, Finding, StressReport
+from anynan._apps.stress.report import INSIDE, OUTSIDE, SHAPED, SLOPED, Finding, StressReport
 from anynan._apps.stress.rules import Trial, spoilt, trials
 from anynan._apps.stress.script import as_main, hunt_in
 from anynan._apps.stress.search import Step, nearer, towards
@@ -38,6 +38,7 @@ TRAINED = (1, 8, 64)  # steps of training on, after which the search goes on
 Tell = Callable[[str, float], object]
 Found = Mapping[str, Any] | None
 _AS_IT_IS = "the example itself"
+_WITH_GRADIENT = "with its gradient"
 _T = TypeVar("_T")
 
 
@@ -143,7 +144,8 @@ class Hunt:
         self._report = StressReport(self._program.call.__name__)
         self._mode: tuple[str, Callable[[], AbstractContextManager[object]]] = ("", nullcontext)
         self._steps: int | None = 0 if lab.trains else None
-        self._deadly: list[str] = []
+        self._deadly: dict[str, str] = {}
+        self._sloped = lab.sloped(self._program.call)
         self._still = 0  # how many inputs stay, where weights are what changes
 
     def _made_of(self, weights: Sequence[Holder] = ()) -> Program:
@@ -171,6 +173,7 @@ class Hunt:
                 self._by_mode()
                 self._by_training()
                 self._by_weights(list(margins))
+                self._by_gradient(list(margins))
         return self._ended()
 
     def again(self, found: Mapping[str, Any]) -> StressReport:
@@ -189,6 +192,9 @@ class Hunt:
                 for item in self.inputs
             ]
             self._first()
+        for finding in self._found.values():
+            if finding.group == SLOPED:  # it was asked for
+                finding.group = INSIDE
         return self._ended()
 
     def _ended(self) -> StressReport:
@@ -203,6 +209,8 @@ class Hunt:
     def _at(self, steps: int, mode: str) -> Iterator[None]:
         """Stand where something was found: after steps of training, and in another mode."""
         modes = {"": nullcontext, **dict(self.lab.modes())}
+        if self._sloped is not None:
+            modes[_WITH_GRADIENT] = self._with_gradient
         if mode not in modes:
             msg = f"there is no mode {mode!r}: there are {', '.join(filter(None, modes)) or 'none'}"
             raise ValueError(msg)
@@ -278,7 +286,8 @@ class Hunt:
         if self._seen.error is not None:
             raise self._seen.error
         self._report.margins = sorted(watch.margins.values(), key=lambda margin: margin.bits)
-        self._deadly = sorted(watch.raw & self.lab.deadly)
+        self._deadly = {why: raw for raw, why in self.lab.deadly.items() if raw in watch.raw}
+        self._phases = watch.phases
         if watch.bad is not None:
             self._investigate(self._example, _AS_IT_IS, watch.bad)
         return watch.margins
@@ -304,6 +313,8 @@ class Hunt:
         empty = any(item.example.size and not x.size for item, x in pairs)
         inside = all(item.holds(x) for item, x in pairs) and not (empty or self._still)
         group = SHAPED if shaped and not empty else INSIDE if inside else OUTSIDE
+        if inside and self._mode[0] == _WITH_GRADIENT:
+            group = SLOPED
         bad = bad, empty  # what an empty batch does is a fault of its own
         facts, known = self._facts(words, group, pairs), self._known.get(bad)
         if known is not None and replace(known, **facts).rank >= known.rank:
@@ -325,7 +336,7 @@ class Hunt:
         """Say what a finding says of its inputs; where weights change, of those that do."""
         mode, numbers = self._mode[0], [item.changes(x) for item, x in pairs]
         return {
-            "words": f"{mode}: {words}" if mode else words,
+            "words": f"{mode}: {words}" if mode and group != SLOPED else words,
             "group": group,
             "distance": max((item.distance(x) for item, x in pairs), default=0.0),
             "inputs": {
@@ -433,10 +444,10 @@ class Hunt:
     def _tried(self, trial: Trial) -> bool:
         if any(item.given and not item.holds(x) for item, x in self._pairs(trial.arrays)):
             return False
-        if self._deadly and not all(x.size for x in trial.arrays):
-            note = INPUT_NOT_TRIED(what=trial.words, operation=self._deadly[0])
-            self._report.notes.append(note)
-            return False
+        for why, raw in self._deadly.items():
+            if why in trial.odd:
+                self._report.notes.append(INPUT_NOT_TRIED(what=trial.words, operation=raw))
+                return False
         bad = self._look(trial.arrays).bad
         if bad is None:
             return False
@@ -519,6 +530,25 @@ class Hunt:
         with self._among(["weights"]):
             if self._still:
                 self._seek([site for site in sites if site.key not in self._found])
+
+    def _by_gradient(self, sites: Sequence[Site]) -> None:
+        """Take the gradient that a target leaves to its caller, and try all that again."""
+        if self._sloped is None or {"backward", "optimizer"} & self._phases:
+            return
+        before, self._mode = self._mode, (_WITH_GRADIENT, self._with_gradient)
+        if "backward" in self._look(self._example).phases:
+            self._seek([site for site in sites if site.key not in self._found])
+            self._by_rule()
+        self._mode = before
+
+    @contextmanager
+    def _with_gradient(self) -> Iterator[None]:
+        before = self._program.call
+        self._program.call = self._sloped or before
+        try:
+            yield
+        finally:
+            self._program.call = before
 
     def _trained(self) -> bool:
         """Tell whether the training is lost; else seek what was not found yet."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ class Watch:
         kept: Operands of the edge that is wanted.
         bad: The first operation that made NaN or Inf of finite numbers, and where it is.
         raw: What the framework calls the operations that ran.
+        phases: Which phases they are of.
         spoilt: Whether the last result is NaN or Inf.
     """
 
@@ -41,11 +43,13 @@ class Watch:
         self.kept: list[Any] = []
         self.bad: tuple[Any, ...] | None = None
         self.raw: set[str] = set()
+        self.phases: set[str] = set()
         self.spoilt = False
 
     def __call__(self, op: Op) -> None:
         """See one operation."""
         self.raw.add(op.raw)
+        self.phases.add(op.phase)
         for edge in edges(op):
             x = edge.array(op)
             numbers = edge.numbers(op, self._host(x))
@@ -81,14 +85,15 @@ class Lab(Target):
         target: What is run.
         args: The example.
         parameters: What the target calls its arguments.
-        deadly: Operations whose own code ends the process where there is nothing to work on.
+        deadly: Operations whose own code ends the process, by what does it: nothing to work on
+            (``empty``), or labels that mean none (``ignored``).
         trains: Whether a run changes what the next one finds, as a training step does.
         imports: What code that writes an array needs, a line each.
     """
 
     door: Callable[..., Any]
     trains = False
-    deadly: frozenset[str] = frozenset()
+    deadly: Mapping[str, str] = MappingProxyType({})
     parameters: Sequence[str] = ()
     imports: tuple[str, ...] = ()
 
@@ -148,6 +153,11 @@ class Lab(Target):
         """
         self.observe(program, xs, watch)
         return [None for _ in xs]
+
+    def sloped(self, program: Callable[..., Any]) -> Callable[..., Any] | None:
+        """Take the gradient of what a program gives, of 1 each, to its inputs, as a caller may."""
+        del program
+        return None
 
     def kept(self, program: Callable[..., Any]) -> AbstractContextManager[object]:
         """Put everything back that a program changes inside."""

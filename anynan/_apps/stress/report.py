@@ -14,8 +14,14 @@ from anynan._diagnosis.rules.evidence import plural
 from anynan._reports.report import render, render_line
 from anynan.events import Event
 
-INSIDE, SHAPED, OUTSIDE = "inside", "shaped", "outside"
-_GROUPS = (INSIDE, SHAPED, OUTSIDE)
+INSIDE, SHAPED, SLOPED, OUTSIDE = "inside", "shaped", "sloped", "outside"
+_GROUPS = {
+    INSIDE: "inside the example's range",
+    SHAPED: "another shape, label or mask",
+    SLOPED: "if its gradient is taken",
+    OUTSIDE: "outside the example's range",
+}
+_FOLDED = (SLOPED, OUTSIDE)
 _SHOWN = 8
 
 
@@ -25,8 +31,8 @@ class Finding:
 
     Attributes:
         words: What was done to the example.
-        group: ``inside`` of the example's range; ``shaped``, by another shape, label or mask; or
-            ``outside`` of the range.
+        group: ``inside`` of the example's range; ``shaped``, by another shape, label or mask;
+            ``sloped``, in the gradient, which the target does not take; or ``outside`` of it.
         distance: How far the numbers are from the example's, in widths of their range.
         event: What an investigation of the run says: layer, operation, line, cause, tried fix.
         inputs: The inputs, by name.
@@ -53,7 +59,7 @@ class Finding:
     def rank(self) -> tuple[Any, ...]:
         """Order findings: the worst and nearest first."""
         late = self.event.phase in ("backward", "optimizer", "parameter")
-        return (_GROUPS.index(self.group), bool(self.steps), late, self.distance)
+        return ([*_GROUPS].index(self.group), bool(self.steps), late, self.distance)
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -90,14 +96,9 @@ class Finding:
         self.again(self, os.fspath(folder))
 
     def __str__(self) -> str:
-        where = {
-            INSIDE: "inside the example's range",
-            SHAPED: "another shape, label or mask",
-            OUTSIDE: "outside the example's range",
-        }[self.group]
         measured = self.distance and self.group != SHAPED  # no range speaks of labels
         far = f", {self.distance:.2g} of its width away" if measured else ""
-        return f"{self.what} ({where}{far})"
+        return f"{self.what} ({_GROUPS[self.group]}{far})"
 
     @property
     def what(self) -> str:
@@ -140,8 +141,8 @@ class StressReport:
 
     @property
     def open(self) -> list[Finding]:
-        """List what is not outside of the example's range, and not accepted."""
-        return [x for x in self.findings if x.group != OUTSIDE and not x.reason]
+        """List what is not folded in the report, and not accepted."""
+        return [x for x in self.findings if x.group not in _FOLDED and not x.reason]
 
     @property
     def ok(self) -> bool:
@@ -191,17 +192,17 @@ class StressReport:
             lines += [f"  {margin}" for margin in self.margins[:_SHOWN]]
             if len(self.margins) > _SHOWN:
                 lines.append(f"  and {len(self.margins) - _SHOWN} more")
-        folded = [x for x in self.findings if x.group == OUTSIDE and not x.reason]
         for number, finding in enumerate(self.findings, 1):
-            if finding.group != OUTSIDE and not finding.reason:
+            if finding.group not in _FOLDED and not finding.reason:
                 lines += ["", f"{number}. {finding}"]
                 lines += [f"   inputs   {finding.numbers}"] if finding.numbers else []
                 lines += [f"   {x}".rstrip() for x in render(finding.event).splitlines()]
                 lines += _also(finding)
-        if folded:
-            lines += ["", "outside the example's range"]
-        for finding in folded:
-            lines += [f"  {finding.what}", f"    {render_line(finding.event)}"]
+        for group in _FOLDED:
+            folded = [x for x in self.findings if x.group == group and not x.reason]
+            lines += ["", _GROUPS[group]] if folded else []
+            for finding in folded:
+                lines += [f"  {finding.what}", f"    {render_line(finding.event)}"]
         known = [finding for finding in self.findings if finding.reason]
         if known:
             lines += ["", "accepted"]

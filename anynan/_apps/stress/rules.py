@@ -24,6 +24,13 @@ class Trial:
     arrays: tuple[Array, ...]
     shaped: bool = False
 
+    @property
+    def odd(self) -> set[str]:
+        """Say what few operations check: ``empty`` arrays, labels that are ``ignored``."""
+        odd = {"empty"} if not all(x.size for x in self.arrays) else set()
+        whole = (x for x in self.arrays if x.dtype.kind == "i")
+        return odd | ({"ignored"} if any((x == IGNORED).any() for x in whole) else set())
+
 
 def trials(inputs: Sequence[Input]) -> Iterator[Trial]:
     """Give every input that a rule makes of the example, those that change least first."""
