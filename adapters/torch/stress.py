@@ -125,7 +125,8 @@ class TorchLab(TorchTarget, Lab):
             ]  # fmt: skip
         written = [holder for holder, _ in now if holder not in same]
         data = [holder for holder in same if not holder.get().requires_grad]
-        if not (data or self.args or self.trains):
+        given = any(isinstance(x, torch.Tensor) for x in tree_leaves(self.args))
+        if not (data or given or self.trains):
             data = self._leaves
         return data, written
 

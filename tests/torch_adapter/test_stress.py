@@ -262,12 +262,12 @@ def test_a_step_that_returns_nothing_is_judged_by_what_it_leaves() -> None:
     global _logits  # noqa: PLW0603  as in a script's loop
     before = _logits = torch.rand(3, 5, requires_grad=True)
 
-    def step() -> None:
+    def step(batch: None) -> None:  # a statement of a script's loop that reads no batch gives None
         global _logits, _loss  # noqa: PLW0603
         _logits = torch.autograd.Variable(_logits, requires_grad=True)
         _loss = -torch.log(torch.softmax(_logits, 1)).mean()
 
-    finding = anynan.stress(step).findings[-1]
+    finding = anynan.stress(step, None).findings[-1]
     assert finding.words == "_logits: 10000 times as far apart"
     assert _place(finding)[0] == "log"
     assert _logits is before
