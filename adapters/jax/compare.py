@@ -228,6 +228,10 @@ def _chosen(eqn: Any, operands: list[Any], held: Any) -> tuple[list[Any], Any]:
 # Of every value of these the elements are there before.
 _QUIET = frozenset({"broadcast_in_dim", "convert_element_type", "copy", "iota", "reshape"})
 
+_NOT_JAX = (
+    "anynan.compare() ran this function with JAX's arrays, as it neither is nor calls a model of "
+    "PyTorch or Keras: functions are compared in JAX alone"
+)
 _HIDDEN = "layers inside shard_map were compared at the ends of it only"
 
 
@@ -290,7 +294,11 @@ class _Traced:
     ) -> None:  # fmt: skip
         roots: set[str] = set()
         with under_way(), named((side.call, arrays, None), roots):
-            closed = jax.make_jaxpr(call)(*arrays)
+            try:
+                closed = jax.make_jaxpr(call)(*arrays)
+            except Exception as error:
+                error.add_note(_NOT_JAX)
+                raise
             self.consts = [jnp.asarray(x) if hasattr(x, "dtype") else x for x in closed.consts]
             self.floats = [i for i, x in enumerate(self.consts) if _float(x)]
             self.names = {i: known.get(id(closed.consts[i]), f"constant {i}") for i in self.floats}

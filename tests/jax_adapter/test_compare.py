@@ -393,3 +393,9 @@ def test_a_limit_that_rounding_passes_ends_the_backward_pass_only() -> None:
     found = anynan.compare(lambda x: Gated().apply(params, x), lambda x: Gated().apply(port, x), X)
     assert found.place is None, str(found)
     assert any("lies on its other side" in hole for hole in found.holes)
+
+
+def test_a_function_of_another_framework_is_told_what_it_was_taken_for() -> None:
+    with pytest.raises(TypeError) as caught:
+        anynan.compare(np.asarray, np.asarray, np.ones(3))
+    assert "functions are compared in JAX alone" in str(caught.value.__notes__)

@@ -122,6 +122,14 @@ def test_a_hunt_finds_a_row_of_zeros_and_a_saturated_sigmoid() -> None:
     sloped = [f for f in report.findings if f.group == "sloped"]
     assert [f.event.operation.name for f in sloped] == ["sqrt"]
 
+    def looked_up(x: Any) -> Any:  # tables and lists have no numbers to look at
+        keys = tf.lookup.KeyValueTensorInitializer([1, 2], [3.0, 4.0])
+        table = tf.lookup.StaticHashTable(keys, 0.0)
+        return tf.TensorArray(tf.float32, 1).write(0, table.lookup(tf.constant(1)) / x[0]).stack()
+
+    report = anynan.stress(looked_up, x, budget=5)
+    assert [m.site.operation for m in report.margins] == ["divide"]
+
 
 @pytest.mark.tier(2)
 def test_a_hunt_leaves_a_training_step_as_it_was(training: Training) -> None:

@@ -131,6 +131,28 @@ def test_layers_that_share_a_weight_are_kept_together() -> None:
     assert {"embed", "head"} <= report.plan.layers.keys()
 
 
+def test_what_is_around_a_layer_and_holds_its_bias_is_not_kept_with_it() -> None:
+    class Head(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dense, self.decoder = nn.Linear(8, 8), nn.Linear(8, 9)
+            self.bias = self.decoder.bias
+            nn.init.constant_(self.bias, 3e3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.decoder(self.dense(x))
+
+    class Loss(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = Head()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(x).square().mean()
+
+    assert anynan.precision(Loss(), X).plan.layers == {"head.decoder": False}
+
+
 def test_the_code_of_a_plan_works_under_autocast() -> None:
     model = Net()
     report = anynan.precision(model, X, how="autocast")

@@ -216,7 +216,9 @@ class Search:
             layer = layer.rpartition(".")[0]
         if layer is None or layer not in self.sizes:
             return False
-        for each in (layer, *self.tied(layer)):
+        # What is around it may hold its weight without reading it: a run tells.
+        tied = [each for each in self.tied(layer) if inside(layer, (each,)) is None]
+        for each in (layer, *tied):
             if inside(each, self.layers) is None:
                 within = [k for k in self.layers if inside(k, (each,)) is not None]
                 for inner in within:

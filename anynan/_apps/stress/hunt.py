@@ -269,7 +269,7 @@ class Hunt:
 
     def _look(self, arrays: Sequence[Array]) -> Watch:
         """Run the program on inputs, and see what it does."""
-        watch = Watch(self.lab.host)
+        watch = Watch(self.lab)
         self._report.runs += 1
         self._tell(self._mode[0], (time.monotonic() - self._began) / self._budget)
         made = self._made(arrays)
@@ -403,7 +403,7 @@ class Hunt:
         return step.distance / steep
 
     def _step(self, site: Site, arrays: tuple[Array, ...]) -> Step:
-        watch = Watch(self.lab.host, site)
+        watch = Watch(self.lab, site)
         self._report.runs += 1
         with self._mode[1]():
             slopes = self.lab.slopes(self._program.call, self._made(arrays), watch)

@@ -1,6 +1,6 @@
 """What only a framework can do for a hunt, and the watch that is kept over a run."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import MappingProxyType
 from typing import Any
@@ -24,7 +24,7 @@ class Watch:
     """See every operation of a run: its distance from its edges, and what goes bad first.
 
     Args:
-        host: Brings an array to the host.
+        target: Brings arrays to the host.
         wanted: The edge whose operands are kept, to be differentiated.
 
     Attributes:
@@ -37,8 +37,8 @@ class Watch:
         spoilt: Whether the last result is NaN or Inf.
     """
 
-    def __init__(self, host: Callable[[Any], Array], wanted: Site | None = None) -> None:
-        self._host, self.wanted = host, wanted
+    def __init__(self, target: Target, wanted: Site | None = None) -> None:
+        self._target, self.wanted = target, wanted
         self.margins: dict[Site, Margin] = {}
         self.kept: list[Any] = []
         self.bad: tuple[Any, ...] | None = None
@@ -52,7 +52,7 @@ class Watch:
         self.phases.add(op.phase)
         for edge in edges(op):
             x = edge.array(op)
-            numbers = edge.numbers(op, self._host(x))
+            numbers = edge.numbers(op, self._target.host(x))
             if not numbers.size:
                 continue
             site = Site(op.name, edge, op.layer, op.source)
@@ -62,7 +62,7 @@ class Watch:
                 self.margins[site] = Margin(site, distance, edge.bits(distance, dtype_name(x)))
             if site == self.wanted:
                 self.kept.append(x)
-        floats = [x for x in map(self._host, op.outputs) if x.dtype.kind in "fc"]
+        floats = self._floats(op.outputs)
         if op.blank or not floats:  # blank: the numbers of memory that somebody else has used
             return
         self.spoilt = not all(np.isfinite(x).all() for x in floats)
@@ -71,10 +71,13 @@ class Watch:
 
     def _makes_bad(self, op: Op, results: Sequence[Array]) -> bool:
         nan = any(np.isnan(x).any() for x in results)
-        given = [self._host(x) for _, x in op.inputs]
+        given = self._floats(x for _, x in op.inputs)
         if nan and op.name != "copy":
             return not any(np.isnan(x).any() for x in given)
         return op.name not in _PLACING and all(np.isfinite(x).all() for x in given)
+
+    def _floats(self, arrays: Iterable[Any]) -> list[Array]:
+        return [x for x in map(self._target.numbers, arrays) if x is not None]
 
 
 class Lab(Target):
