@@ -29,6 +29,7 @@ from anynan.jax.graphs.graph import Graph, Node
 from anynan.jax.graphs.layers import Layers
 from anynan.jax.graphs.lines import call_site, source
 from anynan.jax.graphs.versions import rebind, wide_numbers
+from anynan.jax.messages import RAN_AS_JAX
 from anynan.jax.observe import Run
 from anynan.jax.program.scopes import named
 from anynan.jax.program.trace import under_way
@@ -228,10 +229,6 @@ def _chosen(eqn: Any, operands: list[Any], held: Any) -> tuple[list[Any], Any]:
 # Of every value of these the elements are there before.
 _QUIET = frozenset({"broadcast_in_dim", "convert_element_type", "copy", "iota", "reshape"})
 
-_NOT_JAX = (
-    "anynan.compare() ran this function with JAX's arrays, as it neither is nor calls a model of "
-    "PyTorch or Keras: functions are compared in JAX alone"
-)
 _HIDDEN = "layers inside shard_map were compared at the ends of it only"
 
 
@@ -297,7 +294,7 @@ class _Traced:
             try:
                 closed = jax.make_jaxpr(call)(*arrays)
             except Exception as error:
-                error.add_note(_NOT_JAX)
+                error.add_note(RAN_AS_JAX())
                 raise
             self.consts = [jnp.asarray(x) if hasattr(x, "dtype") else x for x in closed.consts]
             self.floats = [i for i, x in enumerate(self.consts) if _float(x)]

@@ -29,6 +29,11 @@ GRADIENTS_UNLINKED = Message(
 )
 EFFECT_NOT_RUN = Message("effect-not-run", "{name} was not run: it only has an effect")
 INSIDE_NOT_SEEN = Message("inside-not-seen", "what is inside {name} was not seen")
+RAN_AS_JAX = Message(
+    "ran-as-jax",
+    "anynan.compare() ran this function with JAX's arrays, as it neither is nor calls a model of "
+    "PyTorch or Keras: functions are compared in JAX alone",
+)
 CLOSED_OVER = Message(
     "closed-over",
     "{count} arrays that the function closes over stay in float32: give them as arguments to have "

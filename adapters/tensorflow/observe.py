@@ -17,6 +17,7 @@ from tensorflow.python.eager import context
 from tensorflow.python.framework import op_callbacks, op_def_registry
 from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable, ResourceVariable
 
+from anynan._arrays.containers import leaves
 from anynan._base.context import replay_context
 from anynan._base.patches import Patches, owner_of
 from anynan._diagnosis.messages import NOT_PUT_BACK
@@ -47,8 +48,8 @@ def takes(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool
         return _on_tensorflow()
     if isinstance(fn, tf.Module):
         return True
-    given = tf.nest.flatten([list(args), dict(kwargs)])
-    tensors = any(isinstance(x, tf.Tensor | tf.Variable) for x in given)
+    given = leaves((args, dict(kwargs)), "", objects=True)
+    tensors = any(isinstance(x, tf.Tensor | tf.Variable) for _, x in given)
     return callable(fn) and (tensors or bool(layers_in(fn) and _on_tensorflow()))
 
 

@@ -13,6 +13,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from anynan._arrays.containers import leaves
 from anynan._base.context import replay_context
 from anynan._diagnosis.messages import NOT_PUT_BACK
 from anynan._steps.tracked import untracked
@@ -39,8 +40,9 @@ def takes(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool
     fn = untracked(target)
     if isinstance(fn, torch.nn.Module):
         return True
-    given = [x for x in tree_leaves((args, dict(kwargs))) if isinstance(x, torch.Tensor)]
-    return callable(fn) and bool(given or find_modules(fn, args, dict(kwargs)))
+    given = leaves((args, dict(kwargs)), "", objects=True)
+    tensors = any(isinstance(x, torch.Tensor) for _, x in given)
+    return callable(fn) and bool(tensors or find_modules(fn, args, dict(kwargs)))
 
 
 class Sight:
@@ -181,7 +183,8 @@ class TorchTarget(Target):
 
     def is_array(self, x: Any) -> bool:
         """Tell whether something is a dense tensor with numbers in it."""
-        return isinstance(x, torch.Tensor) and x.layout is torch.strided and not x.is_meta
+        dense = isinstance(x, torch.Tensor) and x.layout is torch.strided
+        return dense and not (x.is_meta or x.is_nested)
 
     def host(self, x: Any) -> np.ndarray[Any, Any]:
         """Bring a tensor to the host; what NumPy has no dtype for in float32."""

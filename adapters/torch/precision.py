@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, ClassVar
 
 import torch
 
 from anynan._apps.precision.watch import Narrow, bound_of, factors_of
+from anynan._arrays.containers import rebuilt
 from anynan._base.patches import Patches
 from anynan._readings.patterns import within
 from anynan._trace.op import Observed, Observer, Op, RerunError
@@ -99,6 +100,10 @@ class Narrowed(TorchTarget, Narrow):
                 found += [(join(path, name), path, x) for name, x in held.items() if _narrows(x)]
         return found + super().given()
 
+    def hides(self, x: Any) -> bool:
+        """Tell whether an object holds arrays that are cast in others: a module's are its own."""
+        return not isinstance(x, torch.nn.Module) and super().hides(x)
+
     def sizes(self) -> dict[str, int]:
         """Give the modules that are called, with the elements of all weights in them."""
         lists = torch.nn.ModuleList | torch.nn.ModuleDict
@@ -129,9 +134,8 @@ class Narrowed(TorchTarget, Narrow):
         with ExitStack() as stack:
             if device is None:
                 stack.enter_context(self._cast(kept, narrow))
-                args, kwargs = tree_map(
-                    lambda x: _like(x, narrow) if _narrows(x) else x, (args, kwargs)
-                )
+                cast = partial(tree_map, lambda x: _like(x, narrow) if _narrows(x) else x)
+                args, kwargs = rebuilt((args, kwargs), cast)
             else:
                 stack.enter_context(_autocast(device, narrow))
             for path, module in self._modules:

@@ -36,8 +36,11 @@ class TorchLab(TorchTarget, Lab):
     deadly = MappingProxyType(
         {
             "aten._pdist_forward.default": "empty",  # its gradient divides by their number
-            "aten._ctc_loss.default": "ignored",  # labels are places in memory, unchecked
+            # Whole numbers are places in memory to these, which nobody checks.
+            "aten._ctc_loss.default": "ignored",
             "aten._ctc_loss.Tensor": "ignored",
+            "aten._embedding_bag.default": "shaped",
+            "aten._embedding_bag_forward_only.default": "shaped",
         }
     )
 

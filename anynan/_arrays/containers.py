@@ -4,10 +4,19 @@ Containers are the user's, and so is the code that opens them: whatever it raise
 stops neither the walk nor the program.
 """
 
+import copy
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, ValuesView
+from collections.abc import (
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    MutableMapping,
+    Sequence,
+    ValuesView,
+)
 from collections.abc import Set as AbstractSet
-from dataclasses import fields
+from dataclasses import fields, is_dataclass, replace
 from functools import lru_cache
 from operator import itemgetter
 from typing import Any, Literal
@@ -171,6 +180,48 @@ def mapped(value: Any, change: Callable[[Any], Any], made: dict[int, Any] | None
         else:
             made[id(value)] = tuple(items) if kind is tuple else kind._make(items)
     return made[id(value)]
+
+
+def unpacked(x: Any) -> tuple[dict[Any, Any], Callable[[dict[Any, Any]], Any]] | None:
+    """Give what an object is made of, and what makes another of such parts; None for most.
+
+    Args:
+        x: A dataclass, or a mapping that is no plain dict, as batches of libraries are.
+    """
+    if isinstance(x, MutableMapping):
+
+        def filled(parts: dict[Any, Any]) -> Any:
+            made = copy.copy(x)
+            for key, item in parts.items():  # some have no update()
+                made[key] = item
+            return made
+
+        return dict(x), filled
+    if is_dataclass(x) and not isinstance(x, type):
+        return {f.name: getattr(x, f.name) for f in fields(x) if f.init}, lambda parts: replace(
+            x, **parts
+        )
+    return None
+
+
+def rebuilt(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Make containers anew as ``mapped`` does, and those that ``unpacked`` opens.
+
+    Example:
+        >>> from collections import UserDict
+        >>> from anynan._arrays.containers import rebuilt
+        >>> rebuilt([UserDict(x=1)], str)
+        [{'x': '1'}]
+    """
+
+    def changed(x: Any) -> Any:
+        found = unpacked(x)
+        if found is None:
+            return change(x)
+        parts, make = found
+        return make({key: rebuilt(item, change) for key, item in parts.items()})
+
+    return mapped(value, changed)
 
 
 def is_leaf(x: Any) -> bool:

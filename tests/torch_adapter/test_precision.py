@@ -2,7 +2,10 @@
 
 import copy
 import sys
+from collections import UserDict
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +15,7 @@ from torch.nn import functional as F
 
 import anynan
 from anynan._apps.precision import ranges
+from anynan._apps.precision.messages import NOT_CAST
 from anynan._cli.commands import main
 from anynan.torch.observe import Sight
 from anynan.torch.precision import _Storing
@@ -112,6 +116,36 @@ def test_what_reads_a_result_beyond_the_dtype_is_kept_and_not_all_around_it() ->
     report = anynan.precision(nn.Sequential(nn.Linear(8, 8), Block(), nn.Linear(8, 8)), X)
     assert report.plan.finite
     assert set(report.plan.layers) == {"1.fc1", "1.fc2"}
+
+
+@dataclass
+class Batch:
+    """Hold a tensor, as the batches of libraries do."""
+
+    x: torch.Tensor
+
+
+@pytest.mark.parametrize("pack", [dict, UserDict, Batch, SimpleNamespace])
+def test_what_a_batch_holds_is_cast_and_told_if_it_cannot_be(pack: Any) -> None:
+    def step(batch: Any) -> Any:
+        x = batch["x"] if pack in (dict, UserDict) else batch.x
+        return (x * x).sum()
+
+    report = anynan.precision(step, pack(x=torch.full((3,), 300.0)))
+    assert report.first().name == "multiply"
+    small = anynan.precision(step, pack(x=torch.ones(3)))
+    if pack is SimpleNamespace:
+        assert not small.fits
+        assert "not all of its inputs were cast" in small.sentence()
+        assert small.notes == (NOT_CAST(kind="SimpleNamespace", dtype="float16"),)
+    else:
+        assert small.fits
+
+
+def test_what_shows_no_operation_is_not_said_to_fit() -> None:
+    report = anynan.precision(lambda x: x.numpy().sum(), X)
+    assert not report.fits
+    assert "not known: no operation of it was seen" in str(report)
 
 
 def test_layers_that_share_a_weight_are_kept_together() -> None:

@@ -3,6 +3,8 @@
 import itertools
 import runpy
 import sys
+from collections import UserDict
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +16,7 @@ from torch.nn import functional as F
 
 import anynan
 from anynan._apps.stress import hunt
+from anynan._apps.stress.messages import NOTHING_TO_CHANGE
 from anynan._cli.commands import main
 
 
@@ -329,6 +332,39 @@ _logits: torch.Tensor
 _loss: torch.Tensor
 
 
+@dataclass
+class Batch:
+    """Hold tensors, as the batches of libraries do."""
+
+    x: torch.Tensor
+    many: int = 3
+
+
+@pytest.mark.parametrize("pack", [list, dict, UserDict, Batch, SimpleNamespace])
+def test_what_a_batch_holds_is_changed_and_told_if_it_cannot_be(pack: Any) -> None:
+    def step(batch: Any) -> Any:
+        x = batch[0] if pack is list else batch["x"] if pack in (dict, UserDict) else batch.x
+        return (1 / x).sum()
+
+    x = torch.linspace(-1, 1, 6).reshape(3, 2)
+    report = anynan.stress(step, [x] if pack is list else pack(x=x))
+    if pack is SimpleNamespace:
+        assert report.notes == [NOTHING_TO_CHANGE()]
+    else:
+        assert report.findings[0].words.endswith("a row of zeros")
+
+
+def test_tensors_without_numbers_of_their_own_stay_as_they_are() -> None:
+    graph = torch.eye(3).to_sparse()
+    report = anynan.stress(lambda a, x: torch.log(torch.sparse.mm(a, x)).sum(), graph, _rows())
+    assert [x.site.operation for x in report.margins] == ["log"]
+    assert torch.equal(graph.to_dense(), torch.eye(3))
+
+
+def _rows() -> torch.Tensor:
+    return torch.linspace(1, 2, 6).reshape(3, 2)
+
+
 def test_an_input_that_would_end_the_process_is_not_tried() -> None:
     report = anynan.stress(lambda x: torch.pdist(x).sum(), torch.randn(4, 3), budget=5)
     assert any("pdist" in note and "was not tried" in note for note in report.notes)
@@ -336,5 +372,7 @@ def test_an_input_that_would_end_the_process_is_not_tried() -> None:
     def ctc(x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return F.ctc_loss(x.log_softmax(2), labels, torch.full((2,), 8), torch.full((2,), 3))
 
+    bag = nn.EmbeddingBag(9, 4)
+    assert anynan.stress(bag, torch.tensor([1, 2, 4, 5]), torch.tensor([0, 2]), budget=5).notes
     report = anynan.stress(ctc, torch.randn(8, 2, 5), torch.randint(1, 5, (2, 3)), budget=5)
     assert any("all labels are ignored was not tried: aten._ctc" in x for x in report.notes)

@@ -160,7 +160,8 @@ class Snapshot:
 
     def _tensor(self, x: torch.Tensor) -> Iterable[Any]:
         inner = x.to_local() if hasattr(x, "to_local") else x
-        if inner.layout is not torch.strided or inner.is_meta:
+        stored = inner.layout is torch.strided and not inner.is_meta
+        if not stored:
             whole = x.detach().clone()
             self._restores.append(functools.partial(x.data.copy_, whole))
         else:
@@ -173,7 +174,7 @@ class Snapshot:
         grad = x.grad if x.is_leaf else None
 
         def restore() -> None:
-            if x.data.data_ptr() != data.data_ptr() or x.shape != data.shape:
+            if stored and (x.data.data_ptr() != data.data_ptr() or x.shape != data.shape):
                 x.data = data
             if x.requires_grad is not requires and x.is_leaf:
                 x.requires_grad = requires

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from anynan._apps.precision.messages import DOES_NOT_RUN
+from anynan._apps.precision.messages import DOES_NOT_RUN, NOT_CAST
 from anynan._apps.precision.plan import Line, Plan, Search, Trial, inside
 from anynan._apps.precision.report import PrecisionReport
 from anynan._apps.precision.watch import PLACING, Break, Breaks, How, Narrow, Ranges, Row, bits_of
@@ -105,6 +105,9 @@ class _Asking:
         self.bad: set[Any] = set()
         self.cast: list[Break] = []
         self.ran = True
+        self.hides = self.narrow.uncast() if how == "cast" else None
+        if self.hides is not None:
+            self.notes.append(NOT_CAST(kind=self.hides, dtype=form.name))
 
     def answer(self, *, plan: bool, errors: bool) -> PrecisionReport:
         """Run, judge, plan."""
@@ -125,11 +128,20 @@ class _Asking:
         cast = [] if self.how == "autocast" else [row for row in rows if row.kernel == "cast"]
         self.cast = [_broken(row) for row in cast if row.result.bits(self.form) <= 0]
         breaks = bits_of([*self.cast, *self._first(rows)], rows, self.form)
-        found = self._plan(breaks, rows) if plan and breaks and self.ran else None
-        code = "" if found is None else self._code(found)
+        runs = self.ran and self.hides is None
+        found = self._plan(breaks, rows) if plan and breaks and runs else None
+        code, unknown = "" if found is None else self._code(found), self._unknown(ranges)
         return PrecisionReport(
-            name, self.how, tuple(rows), tuple(breaks), found, tuple(self.notes), code, self.ran
-        )
+            name, self.how, tuple(rows), tuple(breaks), found, tuple(self.notes), code, self.ran,
+            unknown,
+        )  # fmt: skip
+
+    def _unknown(self, ranges: Ranges) -> str:
+        """Say why it is not known whether it fits where nothing breaks."""
+        if self.ran and self.hides is None:
+            return "" if ranges.rows else "no operation of it was seen"
+        why = "not all of its inputs were cast" if self.ran else "it did not run in it"
+        return f"nothing is beyond {self.form.name} in float32, but {why}"
 
     def _whole(self, seen: Observed) -> Observed:
         self.notes += seen.notes
@@ -151,6 +163,8 @@ class _Asking:
         What breaks in float32 arithmetic is the answer, and else what breaks in the kernels. Where
         nothing is near the edge these run first: if they hold, no other run is needed.
         """
+        if self.hides is not None:
+            return list(self._beyond(rows))
         found: list[Break] = []
         near = any(row.result.bits(self.form) < _NEAR for row in rows)
         for own in self.kernels if near else self.kernels[::-1]:

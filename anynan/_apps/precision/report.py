@@ -44,6 +44,7 @@ class PrecisionReport:
         notes: What was not seen, in sentences.
         code: The plan as code.
         ran: Whether it ran in the dtype to its end.
+        unknown: Why it is not known whether it fits; empty where it is.
     """
 
     dtype: str
@@ -54,6 +55,7 @@ class PrecisionReport:
     notes: tuple[str, ...] = ()
     code: str = ""
     ran: bool = True
+    unknown: str = ""
 
     @property
     def form(self) -> Format:
@@ -62,8 +64,8 @@ class PrecisionReport:
 
     @property
     def fits(self) -> bool:
-        """Tell whether it ran and nothing broke; with these inputs and weights, and no others."""
-        return self.ran and not self.breaks
+        """Tell whether nothing breaks; with these inputs and weights, and no others."""
+        return not (self.unknown or self.breaks)
 
     def first(self, *phases: str) -> Break | None:
         """Return what breaks first, of some phases or of all."""
@@ -120,8 +122,8 @@ class PrecisionReport:
             if found is not None:
                 parts.append(f"in the {word} it {_verb(found)} at {_where(found)}")
         text = "; ".join(parts) or "fits"
-        if not parts and not self.ran:
-            text = f"not known: nothing is beyond {self.dtype} in float32, but it did not run in it"
+        if not parts and self.unknown:
+            text = f"not known: {self.unknown}"
         elif not parts and self.near:
             tight = min(self.near, key=lambda row: row.result.bits(self.form))
             bits = tight.result.bits(self.form)

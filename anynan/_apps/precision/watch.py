@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from anynan._apps.precision.ranges import Range, finite, measured
-from anynan._arrays.containers import leaves, mapped
+from anynan._arrays.containers import attributes, leaves, rebuilt
 from anynan._files.formats import Format
 from anynan._trace.op import Observed, Observer, Op, RerunError
 from anynan._trace.target import Target
@@ -96,11 +96,20 @@ class Narrow(Target):
 
     def narrowed(self, dtype: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Give the arguments in a dtype."""
-        _, args, kwargs = self.call
-        found: tuple[tuple[Any, ...], dict[str, Any]] = mapped(
-            (args, kwargs), lambda x: self.cast(x, dtype) if self.narrows(x) else x
+        found: tuple[tuple[Any, ...], dict[str, Any]] = rebuilt(
+            self.call[1:], lambda x: self.cast(x, dtype) if self.narrows(x) else x
         )
         return found
+
+    def uncast(self) -> str | None:
+        """Name the class of an argument that hides arrays from a cast."""
+        others = list[Any]()
+        rebuilt(self.call[1:], others.append)
+        return next((type(x).__name__ for x in others if self.hides(x)), None)
+
+    def hides(self, x: Any) -> bool:
+        """Tell whether an object holds arrays that are cast in others."""
+        return any(self.narrows(y) for _, y in attributes(x, ""))
 
     def given(self) -> list[tuple[str, str | None, Any]]:
         """List what comes in and is cast: name, layer (None for an argument), array."""

@@ -16,7 +16,7 @@ from anynan._apps.stress.accepted import Accept, accepted
 from anynan._apps.stress.edges import Margin, Site
 from anynan._apps.stress.inputs import Array, Domain, Input, Program, domains
 from anynan._apps.stress.lab import Lab, Watch
-from anynan._apps.stress.messages import BUDGET_SPENT, INPUT_NOT_TRIED
+from anynan._apps.stress.messages import BUDGET_SPENT, INPUT_NOT_TRIED, NOTHING_TO_CHANGE
 from anynan._apps.stress.report import INSIDE, OUTSIDE, SHAPED, SLOPED, Finding, StressReport
 from anynan._apps.stress.rules import Trial, spoilt, trials
 from anynan._apps.stress.script import as_main, hunt_in
@@ -201,6 +201,8 @@ class Hunt:
         report = self._report
         report.findings = sorted(self._found.values(), key=lambda finding: finding.rank)
         report.seconds = time.monotonic() - self._began
+        if not self.inputs:
+            report.notes.append(NOTHING_TO_CHANGE())
         if self._over:
             report.notes.append(BUDGET_SPENT(seconds=self._budget))
         return report

@@ -1,6 +1,5 @@
 """What a hunt may change: the arrays of an example, and the range they come in."""
 
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from anynan._arrays.arguments import bound
-from anynan._arrays.containers import leaves, mapped
+from anynan._arrays.containers import leaves, mapped, unpacked
 from anynan._reach import Holder
 
 Array = np.ndarray
@@ -124,11 +123,12 @@ class Program:
         found += [(holder.name, holder.get()) for holder in held]
         self.names: list[str] = [name for name, _ in found]
         self.arrays: list[Any] = [x for _, x in found]
-        places = [id(x) for x in self.arrays[:many]]
+        # Not the example itself: a run puts copies in the place of arrays that its code reaches.
+        places = {id(x): _Place(i) for i, x in enumerate(self.arrays[:many])}
+        blank = [_blank(value, places) for value in args]
 
         def program(*arrays: Any) -> Any:
-            new = dict(zip(places, arrays, strict=False))
-            values = [_filled(value, new) for value in args]
+            values = [_filled(value, arrays) for value in blank]
             before = [holder.get() for holder in held]
             try:
                 for holder, x in zip(held, arrays[many:], strict=True):
@@ -144,22 +144,47 @@ class Program:
         self.call = program
 
 
-def _filled(value: Any, new: Mapping[int, Any]) -> Any:
-    """Put other arrays into a container, which is made anew."""
-    return mapped(value, lambda x: _other(x, new))
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Stand in a container where an array goes."""
+
+    at: int
 
 
-def _other(value: Any, new: Mapping[int, Any]) -> Any:
-    if id(value) in new:
-        return new[id(value)]
-    if isinstance(value, dict):
-        kind: Any = type(value)
-        return kind({key: _filled(item, new) for key, item in value.items()})
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = dataclasses.fields(value)
-        changed = {f.name: _filled(getattr(value, f.name), new) for f in fields if f.init}
-        return dataclasses.replace(value, **changed)
-    return value
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """Stand for an object that is made anew of its parts."""
+
+    make: Callable[..., Any]
+    parts: dict[Any, Any]
+
+
+def _blank(value: Any, places: Mapping[int, _Place]) -> Any:
+    """Copy a container without its arrays."""
+
+    def change(x: Any) -> Any:
+        if id(x) in places:
+            return places[id(x)]
+        found = unpacked(x)
+        if found is None:
+            return x
+        parts, make = found
+        return _Parts(make, {key: _blank(item, places) for key, item in parts.items()})
+
+    return mapped(value, change)
+
+
+def _filled(value: Any, arrays: Sequence[Any]) -> Any:
+    """Put arrays into such a copy, which is made anew."""
+
+    def change(x: Any) -> Any:
+        if isinstance(x, _Place):
+            return arrays[x.at]
+        if isinstance(x, _Parts):
+            return x.make({key: _filled(item, arrays) for key, item in x.parts.items()})
+        return x
+
+    return mapped(value, change)
 
 
 def domains(domain: Domain, names: Sequence[str]) -> Iterator[tuple[float, float] | None]:

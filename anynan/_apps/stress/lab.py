@@ -52,6 +52,8 @@ class Watch:
         self.phases.add(op.phase)
         for edge in edges(op):
             x = edge.array(op)
+            if not self._target.is_array(x):
+                continue
             numbers = edge.numbers(op, self._target.host(x))
             if not numbers.size:
                 continue
@@ -88,8 +90,7 @@ class Lab(Target):
         target: What is run.
         args: The example.
         parameters: What the target calls its arguments.
-        deadly: Operations whose own code ends the process, by what does it: nothing to work on
-            (``empty``), or labels that mean none (``ignored``).
+        deadly: Operations whose own code ends the process, and what of ``Trial.odd`` does it.
         trains: Whether a run changes what the next one finds, as a training step does.
         imports: What code that writes an array needs, a line each.
     """

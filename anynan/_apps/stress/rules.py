@@ -26,8 +26,12 @@ class Trial:
 
     @property
     def odd(self) -> set[str]:
-        """Say what few operations check: ``empty`` arrays, labels that are ``ignored``."""
-        odd = {"empty"} if not all(x.size for x in self.arrays) else set()
+        """Say what some operations do not check.
+
+        It is ``shaped``, arrays that are ``empty``, and labels that are ``ignored``.
+        """
+        odd = {"shaped"} if self.shaped else set()
+        odd |= {"empty"} if not all(x.size for x in self.arrays) else set()
         whole = (x for x in self.arrays if x.dtype.kind == "i")
         return odd | ({"ignored"} if any((x == IGNORED).any() for x in whole) else set())
 
