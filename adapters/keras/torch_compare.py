@@ -47,8 +47,19 @@ class KerasSide(TorchSide):
             yield
 
     @contextmanager
-    def _kept(self, wish: RunRequest) -> Iterator[None]:
-        with super()._kept(wish):
+    def _kept(self, batch: tuple[Any, ...], notes: list[str]) -> Iterator[None]:
+        """Put variables back afterwards."""
+        held = [(x, x.detach().clone()) for _, x in self.weights()]
+        try:
+            with torch.random.fork_rng():
+                yield
+        finally:
+            for x, before in held:
+                x.data.copy_(before)
+
+    @contextmanager
+    def _moved(self, wish: RunRequest) -> Iterator[None]:
+        with super()._moved(wish):
             for state, start in same_draws(self._weights):
                 state.assign(start)
             yield

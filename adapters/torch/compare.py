@@ -11,9 +11,11 @@ from torch.overrides import TorchFunctionMode
 from anynan._apps.compare.captures import Array, Capture, Operation, Runner, RunRequest, cotangent
 from anynan._apps.compare.layers import LayerCapture, line
 from anynan._base.sources import is_anynans
+from anynan.errors import reason
 from anynan.events import Source
 from anynan.torch.call.discovery import named_models
-from anynan.torch.messages import COMPILED_ENDS, NO_GRADIENT
+from anynan.torch.messages import COMPILED_ENDS, GRADIENT_FAILED, NO_GRADIENT
+from anynan.torch.observe import Sight
 from anynan.torch.private import hands_over, is_compiled, tree_leaves, tree_map, unseen
 from anynan.torch.read.paths import clean_path, inner, join
 from anynan.torch.read.probes import on_host
@@ -63,9 +65,11 @@ class TorchSide(Runner):
         self.paths: dict[torch.nn.Module, str] = {}
         for name, model in self.models.items():
             for path, module in model.named_modules():
-                self.paths.setdefault(module, join(name, clean_path(path, model)))
+                if not isinstance(module, torch.jit.ScriptModule):  # it takes no hooks
+                    self.paths.setdefault(module, join(name, clean_path(path, model)))
         self.layers = {path: module for module, path in self.paths.items()}
         self.compiled = [path for module, path in self.paths.items() if is_compiled(module)]
+        self._sight = Sight(call)
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Walk weights and buffers, each once, by name."""
@@ -80,8 +84,8 @@ class TorchSide(Runner):
         """Run once, and put everything back."""
         taking = _Taking(self, wish)
         with ExitStack() as stack:
-            stack.enter_context(self._kept(wish))
-            stack.enter_context(torch.random.fork_rng())
+            stack.enter_context(self._kept(batch, taking.notes))
+            stack.enter_context(self._moved(wish))
             stack.enter_context(torch.set_grad_enabled(wish.backward))
             torch.manual_seed(_SEED)
             args = self._brought(batch, wish)
@@ -92,24 +96,27 @@ class TorchSide(Runner):
         return taking.capture()
 
     @contextmanager
-    def _kept(self, wish: RunRequest) -> Iterator[None]:
-        """Put weights and buffers back afterwards, to the last bit; move or widen them."""
-        held = [(name, x, x.detach().clone()) for name, x in self.weights()]
-        narrow = [(x, x.data) for _, x, _ in held if wish.wide and x.is_floating_point()]
+    def _kept(self, batch: tuple[Any, ...], notes: list[str]) -> Iterator[None]:
+        """Put everything back afterwards that a run changes."""
+        with self._sight, self._sight.kept(batch, {}, notes):
+            yield
+
+    @contextmanager
+    def _moved(self, wish: RunRequest) -> Iterator[None]:
+        """Move or widen weights and buffers meanwhile."""
+        held = [(name, x) for name, x in self.weights() if x.is_floating_point()]
+        narrow = [(x, x.data) for _, x in held if wish.wide]
         for x, data in narrow:
             x.data = data.double()
         if wish.nudge is not None:
-            for name, x, _ in held:
-                if x.is_floating_point():
-                    factor = torch.from_numpy(wish.nudge.factor(name, tuple(x.shape)))
-                    x.data.copy_((x.detach().double().cpu() * factor).to(x.dtype))
+            for name, x in held:
+                factor = torch.from_numpy(wish.nudge.factor(name, tuple(x.shape)))
+                x.data.copy_((x.detach().double().cpu() * factor).to(x.dtype))
         try:
             yield
         finally:
             for x, data in narrow:
                 x.data = data
-            for _, x, before in held:
-                x.data.copy_(before)
 
     def _brought(self, batch: tuple[Any, ...], wish: RunRequest) -> tuple[Any, ...]:
         """Bring a batch of any framework to the model's device, and floats to its dtype."""
@@ -213,7 +220,11 @@ class _Taking(LayerCapture):
                 if x.requires_grad:
                     wanted.setdefault(id(x), x)
         tensors = [*wanted.values(), *(x for _, x in weights)]
-        found = torch.autograd.grad(loss, tensors, allow_unused=True)
+        try:
+            found = torch.autograd.grad(loss, tensors, allow_unused=True)
+        except RuntimeError as error:  # a graph that is gone, or that takes backward() alone
+            self.notes.append(GRADIENT_FAILED(error=reason(error)))
+            return
         own = [(name.rpartition(".")[0], x) for name, x in weights]
         self.go_back(zip(tensors, found, strict=True), own)
 

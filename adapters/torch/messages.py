@@ -115,6 +115,9 @@ STATE_BAD = Message(
 COMPILED_ENDS = Message(
     "compiled-ends", "what runs inside compiled code was compared only where it begins and ends"
 )
+GRADIENT_FAILED = Message(
+    "gradient-failed", "the backward pass was not compared: it failed ({error})"
+)
 NO_GRADIENT = Message(
     "no-gradient", "no output needs a gradient: the backward pass was not compared"
 )

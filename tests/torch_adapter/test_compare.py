@@ -277,6 +277,56 @@ def test_nothing_is_changed(model: Net, x: torch.Tensor) -> None:
     assert model.training
 
 
+class Counting(nn.Module):
+    """Change in each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.ones(6))
+        self.inner, self.calls, self.last = nn.Linear(6, 3), 0, None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.mean = 0.9 * self.mean + 0.1 * x.mean(0).detach()
+        self.calls, self.last = self.calls + 1, x
+        return self.inner(x / self.mean)
+
+
+@pytest.mark.parametrize("product", ["compare", "precision", "stress"])
+def test_a_model_that_changes_in_each_call_is_as_before(product: str) -> None:
+    a = Counting()
+    b, mean = copy.deepcopy(a), a.mean
+    given = (a, b) if product == "compare" else (a,)
+    getattr(anynan, product)(*given, torch.randn(4, 6))
+    assert (a.mean is mean, a.calls, a.last) == (True, 0, None)
+    assert torch.equal(mean, torch.ones(6))
+
+
+def test_a_step_goes_back_by_itself_and_is_not_taken() -> None:
+    model = nn.Linear(6, 1)
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    x = torch.randn(4, 6)
+    step(x)
+    state = optimizer.state[model.weight]
+    before = state["step"].item(), model.weight.tolist(), model.weight.grad.clone()
+    found = anynan.compare(step, step, x)
+    assert (state["step"].item(), model.weight.tolist()) == before[:2]
+    assert torch.equal(model.weight.grad, before[2])
+    assert any("gradient-failed" in note for note in found.holes + found.notes)
+
+
+def test_a_scripted_model_has_no_layers_to_compare() -> None:
+    scripted = torch.jit.script(nn.Sequential(nn.Linear(6, 3)))
+    assert "Nothing could be compared" in str(anynan.compare(scripted, scripted, torch.ones(2, 6)))
+
+
 def test_a_model_that_fails_leaves_nothing(model: Net) -> None:
     with pytest.raises(RuntimeError, match="expected input with shape"):
         anynan.compare(model, copy.deepcopy(model), torch.ones(2, 3))

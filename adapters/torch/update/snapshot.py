@@ -50,7 +50,9 @@ def pause_trackers(step: Any, stack: ExitStack) -> None:
 
 
 def _models(fn: Any) -> list[torch.nn.Module]:
-    """List the modules that a function can reach."""
+    """List a model, or the modules that a function can reach."""
+    if isinstance(fn, torch.nn.Module):
+        return [fn]
     found = [*find_modules(fn).values(), *find_state(fn).values()]
     return [item for item in found if isinstance(item, torch.nn.Module)]
 
