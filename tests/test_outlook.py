@@ -326,3 +326,6 @@ def test_a_step_of_which_only_the_arguments_were_read_gets_no_all_clear() -> Non
     tracker = anynan.track(lambda x: x + 1)
     tracker(np.ones(3))
     assert "nothing went bad in 1 step" in tracker.report()
+    tracker = anynan.track(str.upper)  # or of another framework
+    tracker("text")
+    assert "nothing was read in 1 step" in tracker.report()

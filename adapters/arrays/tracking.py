@@ -121,6 +121,10 @@ class Reader:
 register(Reader())
 
 
+# Their functions are array code, too.
+ARRAYS = {"jax", "cupy"}
+
+
 def array_options(options: Mapping[str, Any]) -> Options:
     """Check the options of ``track``, also those that array code cannot serve.
 
@@ -161,12 +165,15 @@ def start(target: Any, options: Mapping[str, Any], session: type[ArraySession]) 
     if target is ...:
         return functools.partial(start, options=options, session=session)
     refuse_target(target, "function")
-    if any(hasattr(kind, "named_modules") for kind in type(target).__mro__):
-        packages = {kind.__module__.partition(".")[0] for kind in type(target).__mro__}
-        own = next((name for name in ADAPTERS if name in packages), "torch")
+    packages = {kind.__module__.partition(".")[0] for kind in type(target).__mro__}
+    own = next((name for name in ("keras", *ADAPTERS) if name in packages - ARRAYS), None)
+    if own is None and any(hasattr(kind, "named_modules") for kind in type(target).__mro__):
+        own = "torch"
+    if own is not None:
+        what = "function" if own == "tensorflow" else "model"
         msg = (
-            f"track() takes a function of array code, not a {type_name(target)}: a model is "
-            f"tracked by its own adapter, anynan.{own}.track(model)"
+            f"track() takes a function of array code, not a {type_name(target)}: a {what} is "
+            f"tracked by its own adapter, anynan.{own}.track({what})"
         )
         raise TypeError(msg)
     if not callable(target):

@@ -31,6 +31,7 @@ from anynan.jax.graphs.lines import call_site, source
 from anynan.jax.graphs.versions import rebind, wide_numbers
 from anynan.jax.messages import RAN_AS_JAX
 from anynan.jax.observe import Run
+from anynan.jax.program.objects import without_writes
 from anynan.jax.program.scopes import named
 from anynan.jax.program.trace import under_way
 from anynan.jax.read.probes import checkable
@@ -292,7 +293,8 @@ class _Traced:
         roots: set[str] = set()
         with under_way(), named((side.call, arrays, None), roots):
             try:
-                closed = jax.make_jaxpr(call)(*arrays)
+                with without_writes():
+                    closed = jax.make_jaxpr(call)(*arrays)
             except Exception as error:
                 error.add_note(RAN_AS_JAX())
                 raise

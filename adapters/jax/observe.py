@@ -124,7 +124,8 @@ def traced(
     plain = any(type(x).__module__.startswith("equinox") for x in (target, *args))
     form = form_of(fn, args, kwargs, static, plain=plain)
     arrays = [cast(x) for x in form.flat.arrays]
-    return form.program(Settings(names=positional(fn), plain=plain), arrays), arrays
+    settings = Settings(names=positional(fn), plain=plain, forgets=True)
+    return form.program(settings, arrays), arrays
 
 
 class _Equation(Op):

@@ -8,7 +8,14 @@ import keras
 from anynan._base.patches import Patches
 from anynan.jax.compare import JaxSide
 from anynan.jax.graphs.stacks import LAYER
-from anynan.keras.layers import is_symbolic, layers_of, refuse_unbuilt, same_draws, weights_of
+from anynan.keras.layers import (
+    is_symbolic,
+    layers_of,
+    refuse_unbuilt,
+    same_draws,
+    takes_training,
+    weights_of,
+)
 
 
 class KerasSide(JaxSide):
@@ -38,7 +45,7 @@ class KerasSide(JaxSide):
                 [x._value for x in model.trainable_variables],
                 [start.get(id(x), x._value) for x in model.non_trainable_variables],
                 *args,
-                training=False,
+                **({"training": False} if takes_training(model) else {}),
             )
         return out
 

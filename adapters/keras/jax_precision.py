@@ -24,7 +24,7 @@ class Narrowed(JaxNarrowed):
 
     def __init__(self, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         self._side, self.layers = KerasSide(target), layers_of(target)
-        super().__init__(self._side._call, tuple(map(jnp.asarray, args)), kwargs)
+        super().__init__(self._side._call, keras.tree.map_structure(_brought, args), kwargs)
 
     def alone(self, observer: Observer, dtype: str, *, own: bool) -> Observed:
         """Trace it anew, while its layers compute in a dtype, and evaluate that."""
@@ -35,6 +35,10 @@ class Narrowed(JaxNarrowed):
 
         program, arrays = traced(fresh, args, kwargs)
         return Kept(program, observer, (), None if own else jnp.dtype(dtype)).observed(arrays)
+
+
+def _brought(x: Any) -> Any:
+    return jnp.asarray(x) if hasattr(x, "dtype") else x
 
 
 narrowed_of = Narrowed.of

@@ -1,10 +1,11 @@
 """The layers and variables of a Keras model, by the names that every backend gives them."""
 
 import functools
+import inspect
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import keras
@@ -49,6 +50,31 @@ def refuse_unbuilt(model: Any) -> None:
             "there: call it on a batch once, or model.build(input_shape), before tracking it"
         )
         raise ValueError(msg)
+
+
+def refuse_unbuilt_in(target: Any, args: Iterable[Any]) -> None:
+    """Refuse what uses a model that is not built, where a run that is put back cannot build it.
+
+    PyTorch's modules would lose what was built, and JAX's would hold tracers.
+
+    Raises:
+        ValueError: If one is not.
+    """
+    if keras.backend.backend() == "tensorflow":
+        return
+    used = [target, *args]
+    with suppress(TypeError):  # no function
+        names = inspect.getclosurevars(target)
+        used += [*names.globals.values(), *names.nonlocals.values()]
+    for model in used:
+        if isinstance(model, keras.layers.Layer):
+            refuse_unbuilt(model)
+
+
+def takes_training(model: Any) -> bool:
+    """Tell whether a call of it can say that it is no training."""
+    names = inspect.signature(model.call).parameters.values()
+    return any(x.name == "training" or x.kind is x.VAR_KEYWORD for x in names)
 
 
 def layers_of(model: Any) -> dict[str, Any]:

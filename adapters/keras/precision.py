@@ -11,6 +11,7 @@ import keras
 from anynan._apps.precision.plan import inside
 from anynan._apps.precision.watch import How, Narrow
 from anynan._trace.op import Observed, Observer
+from anynan.keras.layers import refuse_unbuilt_in
 
 _SIDES = {
     "tensorflow": "anynan.tensorflow.precision",
@@ -32,6 +33,7 @@ choose(model, "")
 
 def narrowed_of(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Narrow | None:
     """Give what runs a Keras model, or a step that uses one; None for all else."""
+    refuse_unbuilt_in(target, (*args, *kwargs.values()))
     name = _SIDES.get(keras.backend.backend())
     module = None if name is None else importlib.import_module(name)
     found = None if module is None else module.narrowed_of(target, args, kwargs)

@@ -194,6 +194,8 @@ def _verdict(run: Record, best: "dict[str, Reading]") -> str:
     readings = run.history.last()
     given = all(reading.phase == "input" for reading in readings)  # nothing it made
     text = f"{group(bad)} bad" if bad else READ if run.harms or given else CLEAN
+    if not (bad or readings or best):  # another framework's function, say
+        text = "nothing was read"
     if suspects and not bad:  # no all-clear
         text = f"0 bad, {len(suspects)} suspect"
     text += (

@@ -183,3 +183,45 @@ def test_plain_calls_run_as_they_are():
             model(np.ones((1, 4), "float32"))
     assert Counting.calls == before + 3
     assert len(tracker.history) == 3
+
+
+class Drawing(keras.layers.Layer):
+    """Write into a variable in each call, as what draws does."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = keras.layers.Dense(3)
+        self.mean = self.add_weight(name="mean", shape=(6,), initializer="ones", trainable=False)
+
+    def call(self, x):
+        self.mean.assign(0.9 * self.mean + 0.1 * keras.ops.mean(x, 0))
+        return self.inner(x / self.mean)
+
+
+def test_no_tracer_stays_in_a_variable_and_no_write_of_a_run_that_is_ours():
+    x = keras.ops.convert_to_tensor(np.random.default_rng(0).random((4, 6), "float32"))
+    layer = Drawing()
+    layer(x)
+    before = np.asarray(layer.mean)
+    for product in (anynan.stress, anynan.precision):
+        product(lambda x: layer(x) * 2, x)
+        product(layer, x)
+    assert np.array_equal(np.asarray(layer.mean), before)
+    with pytest.warns(anynan.errors.AnynanWarning, match=r"it writes into Keras's variables"):
+        tracked = anynan.jax.track(lambda x: layer(x) * 2)
+        tracked(x)
+    assert not np.array_equal(np.asarray(layer.mean), before)  # as the program does
+
+
+def test_what_is_not_built_is_refused_and_stays_so():
+    x, layer = keras.ops.ones((4, 6)), Drawing()
+    for product in (anynan.stress, anynan.precision):
+        for target in (layer, lambda x: layer(x) * 2):
+            with pytest.raises(ValueError, match="this Drawing is not built yet"):
+                product(target, x)
+    assert np.isfinite(np.asarray(layer(x))).all()
+
+
+def test_a_model_is_no_function_of_array_code():
+    with pytest.raises(TypeError, match=r"its own adapter, anynan.keras.track\(model\)"):
+        anynan.track(Drawing())

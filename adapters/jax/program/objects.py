@@ -6,7 +6,8 @@ as ``nnx.jit`` does it, and is written back into the objects when the step is ov
 
 import operator
 import sys
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -121,6 +122,21 @@ def refuse_changed(before: list[Any], after: list[Any]) -> None:
     if len(before) != len(after) or any(x is not y for x, y in zip(before, after, strict=True)):
         msg = "it may change nnx variables in a container: give it the module that holds them"
         raise ValueError(msg)
+
+
+@contextmanager
+def without_writes() -> Iterator[Callable[[], bool]]:
+    """Have Keras's variables stay as they are while a program is traced: tracers would stay there.
+
+    Yields:
+        Tells whether something was written into one.
+    """
+    scope: Any = getattr(sys.modules.get("keras"), "StatelessScope", None)
+    if scope is None:
+        yield lambda: False
+        return
+    with scope() as written:
+        yield lambda: bool(written.state_mapping)
 
 
 def refuse_cycles(given: Any) -> None:

@@ -30,6 +30,7 @@ from anynan.jax.program.objects import (
     refuse_changed,
     refuse_shared,
     variables,
+    without_writes,
 )
 from anynan.jax.program.scopes import merges, named
 from anynan.jax.program.signature import Flat, Leaf, Slot
@@ -53,6 +54,7 @@ class Settings:
     drops: bool = False
     raises: bool = False
     plain: bool = False
+    forgets: bool = False  # whether what it writes into Keras's variables may be lost
     # Arguments that come back and only count up, as metrics do; -1 for the first result.
     tallies: frozenset[Hashable] = frozenset()
 
@@ -71,6 +73,7 @@ ELEMENTWISE = frozenset(
         "squeeze", "sub", "tanh", "transpose",
     }
 )  # fmt: skip
+_WRITES = "it writes into Keras's variables: track the model with anynan.keras.track"
 _UNTRACEABLE = (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError)
 
 
@@ -181,7 +184,10 @@ class Program:
         def pure(*arrays: Any) -> list[Any]:
             args, kwargs = flat.arguments(arrays)
             held = variables(args, kwargs, split=self.stateful)
-            out = fn(*args, **kwargs)
+            with without_writes() as written:
+                out = fn(*args, **kwargs)
+            if written() and not self.settings.forgets:
+                raise UnwatchableError(_WRITES)
             refuse_changed(held, variables(args, kwargs, split=self.stateful))
             refuse_shared(out[0] if self.stateful else out)
             self.out = signature.parted(out, plain=self.settings.plain)
