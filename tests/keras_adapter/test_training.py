@@ -205,3 +205,18 @@ def test_a_loss_that_a_layer_added_is_still_there_after_a_second_run():
     assert tape.gradient(loss, model.trainable_variables) is not None
     assert float(tf.add_n(model.losses)) == pytest.approx(0.4)
     assert tracker.events[0].operation.name == "log"
+
+
+class Unit(keras.constraints.Constraint):
+    def __call__(self, w):
+        return w / tf.norm(w * 0.0)  # bad constraint
+
+
+def test_a_constraint_that_spoils_a_weight_has_operation_and_line():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, kernel_constraint=Unit())])
+    compiled(model)
+    with anynan.keras.track(model, action="record") as tracker:
+        model.fit(*data(), verbose=0)
+    event = tracker.events[0]
+    assert (event.step, event.phase, event.operation.name) == (0, "optimizer", "divide")
+    assert event.operation.source.line == models.line(__file__, "bad constraint")

@@ -117,6 +117,8 @@ class Seams:
         """Change what Keras trains with, and its layers: they may come later."""
         self._change(keras.layers.Layer, "__call__", _layer_call)
         self._change(keras.optimizers.Optimizer, "apply", through(self._all, "updates.apply"))
+        bound = through(self._all, "updates.constrain")
+        self._change(owner_of(keras.Variable, "assign"), "assign", bound)
         scaled = through(self._all, "updates.apply_scaled")
         self._change(keras.optimizers.LossScaleOptimizer, "apply", scaled)
         for metric in (keras.metrics.Mean, keras.metrics.Sum):

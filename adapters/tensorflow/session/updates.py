@@ -13,7 +13,7 @@ from anynan._base.summary import Summary
 from anynan._diagnosis.evidence import BadParameter
 from anynan._readings.step import Step
 from anynan.tensorflow.read import probes, readings
-from anynan.tensorflow.read.frames import Frame, here, tensors
+from anynan.tensorflow.read.frames import Frame, here, is_loop, tensors
 from anynan.tensorflow.read.probes import SCOPE
 from anynan.tensorflow.read.weights import raw, read
 from anynan.tensorflow.replay import taped
@@ -103,6 +103,13 @@ class Updates(Part):
 
         tf.cond(fine, update, lambda: tf.constant(False))
         return None
+
+    def constrain(self, run: Callable[..., Any], variable: Any, *args: Any, **kwargs: Any) -> Any:
+        """Read what a constraint makes of a weight once its update is written."""
+        graph, bound = here(), getattr(variable, "constraint", None) is not None
+        if bound and self._state.applying and graph is not None and not is_loop(graph):
+            self._taken(graph, [(variable, _value(args, kwargs))])
+        return run(*args, **kwargs)
 
     def assign(self, run: Callable[..., Any], variable: Any, *args: Any, **kwargs: Any) -> Any:
         """Let a program's own update of a weight through, where its gradients allow it."""
