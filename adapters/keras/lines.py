@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import CodeType, FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 from keras.src.models.functional import Functional
@@ -29,7 +29,7 @@ def remember(patches: Patches) -> None:
     where nothing is compiled. An operation that is called twice has two lines, and gets none.
 
     A layer that a model of Keras's own calls runs below the line that made the layer. One that the
-    program calls has that call's line.
+    program calls has that call's line, but for the activation that it was made with.
 
     Args:
         patches: Undoes it.
@@ -62,11 +62,14 @@ def remember(patches: Patches) -> None:
                 return run(operation, *args, **kwargs)
             layer = isinstance(operation, keras.layers.Layer)
             known = not layer or getattr(calling, "by_keras", False)
-            through = places.get(operation) if known else None
+            through = places.get(operation)
             with by_keras(now=False):
                 if through is None:
                     return run(operation, *args, **kwargs)
-                return through(run, (operation, *args), kwargs)
+                if known:
+                    return through(run, (operation, *args), kwargs)
+                with _activated(operation, through):
+                    return run(operation, *args, **kwargs)
 
         return call
 
@@ -92,6 +95,32 @@ def remember(patches: Patches) -> None:
     patches.change(keras.layers.Layer, "__new__", made)
     for kind in (keras.Sequential, Functional):
         patches.change(kind, "call", whole)
+
+
+class _Below(NamedTuple):
+    """Stand for an activation that runs through a function."""
+
+    through: Through
+    run: Callable[..., Any]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run it."""
+        return self.through(self.run, args, kwargs)
+
+
+@contextmanager
+def _activated(layer: Any, through: Through) -> Iterator[None]:
+    """Have a layer of Keras's own run its activation through a function while it is called."""
+    held, given = vars(layer), vars(layer).get("activation")
+    own = type(layer).__module__.startswith("keras.")
+    if given is None or not own or isinstance(given, _Below):  # another thread calls it, too
+        yield
+        return
+    held["activation"] = _Below(through, given)  # Keras keeps account of what ``setattr`` sets
+    try:
+        yield
+    finally:
+        held["activation"] = given
 
 
 def _standing(source: Source) -> Through:

@@ -15,6 +15,7 @@ from tests.keras_backends.checks import (  # noqa: F401
     test_patterns_and_nested_models,
     test_record_does_what_would_have_happened,
     test_skip_drops_the_update_and_goes_on,
+    test_run_names_the_line_that_made_a_layer_for_its_activation,
     test_spectral_normalization_blames_the_kernel,
     test_statistics_that_the_failing_call_spoils_are_not_to_blame,
     test_the_other_ways_are_watched,

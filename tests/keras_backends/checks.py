@@ -196,23 +196,34 @@ def test_run_tells_an_operation_once_with_the_line_that_wrote_it(kind):
     assert not [text for text in found.lines() if "not watched" in text]
 
 
-def test_run_names_the_line_that_made_a_layer_for_its_activation():
+@pytest.mark.parametrize("kind", ["sequential", "subclassed"])
+def test_run_names_the_line_that_made_a_layer_for_its_activation(kind):
+    class Own(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.first = keras.layers.Dense(3, activation=keras.ops.log)  # bad subclassed one
+
+        def call(self, x):
+            return self.first(x)
+
     found = Found()
     end = watch_everything(Options(action="record"), found)
     try:
-        model = keras.Sequential(
+        built = keras.Sequential(
             [
                 keras.layers.Dense(3),
-                keras.layers.Dense(3, activation=keras.ops.log),  # bad activation
+                keras.layers.Dense(3, activation=keras.ops.log),  # bad sequential one
             ]
         )
+        model = built if kind == "sequential" else Own()
         model.compile("sgd", "mse")
         model.fit(*data(), verbose=0)
     finally:
         end()
     event = found.bad()[0]
     assert event.operation.name == "log"
-    assert event.operation.source.line == line(__file__, "bad activation")
+    assert event.operation.source.line == line(__file__, f"bad {kind} one")
+    assert model.layers[-1].activation is keras.ops.log
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation")  # Keras's own, of its variables
