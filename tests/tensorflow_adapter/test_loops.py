@@ -542,3 +542,19 @@ def test_a_bad_array_that_a_compiled_test_gives_is_told_and_a_mask_is_not(fitted
 
     (event,) = watched(run)
     assert event.operation.source.line == line(__file__, "test array")
+
+
+@pytest.mark.tier(2)
+def test_fit_of_an_older_keras_is_run_again_with_its_batch():
+    older = pytest.importorskip("tf_keras")
+    found = Found()
+    end = watch_everything(Options(action="record"), found)
+    try:
+        net = older.Sequential([older.layers.Dense(1), older.layers.Lambda(log_of_negative)])
+        net.compile("sgd", "mse", jit_compile=False)
+        net.fit(X, tf.ones((2, 1)), verbose=0)
+    finally:
+        end()
+    event = found.bad()[0]
+    assert event.operation.name == "log"
+    assert event.operation.source.line == line(__file__, "log_of_negative")

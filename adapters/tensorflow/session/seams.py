@@ -129,6 +129,10 @@ class Seams:
         for name in ("make_train_function", "make_test_function", "make_predict_function"):
             self._change(keras.Model, name, functools.partial(_make_function, name=name))
 
+    def install_tf_keras(self, keras: Any) -> None:
+        """Have Keras 2 train by batches, which a second run can be given, too."""
+        self._change(keras.Model, "make_train_function", _by_batches)
+
     def _drawing(self, original: Any) -> Any:
         around = through(self._free, "calls.sample")(original)
 
@@ -335,5 +339,21 @@ def _make_function(original: Any, name: str) -> Any:
             wrap = owners[0].predictions if predicts else owners[0].batches
             setattr(self, held, wrap(self, function))
         return made
+
+    return make
+
+
+def _by_batches(original: Any) -> Any:
+    def make(self: Any, force: bool = False) -> Any:
+        made = original(self, force)
+        if not isinstance(made, FUNCTION) or int(self._steps_per_execution or 1) > 1:
+            return made
+        inside = made.python_function
+
+        @functools.partial(tf.function, reduce_retracing=True)
+        def by_batch(data: Any) -> Any:
+            return inside(iter((data,)))
+
+        return lambda batches: by_batch(next(batches)) if SEAMS.sessions else made(batches)
 
     return make

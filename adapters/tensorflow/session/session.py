@@ -53,7 +53,7 @@ class Session(BaseAdapter):
         super().__init__(tracker)
         options = self.options
         self.paused = False
-        self._waiting: Callable[[], None] = _nothing
+        self._waiting: list[Callable[[], None]] = []
         self.layers = Layers(find, model, options)
         weights = self.layers.weights
         norms = Guard(options.policy).on
@@ -87,7 +87,10 @@ class Session(BaseAdapter):
 
     def attach(self) -> None:
         """Change the classes; look at the weights once."""
-        self._waiting = when_imported("keras", _install_keras)
+        self._waiting = [
+            when_imported("keras", _install_keras),
+            when_imported("tf_keras", lambda: SEAMS.install_tf_keras(sys.modules["tf_keras"])),
+        ]
         SEAMS.install(self, self.layers.alive())
         self.renew()
         self.attached()
@@ -153,7 +156,8 @@ class Session(BaseAdapter):
 
     def detach(self) -> None:
         """Put the classes back; safe to call twice."""
-        self._waiting()
+        for leave in self._waiting:
+            leave()
         SEAMS.uninstall(self)
         self.renew()
         state = self.state
@@ -347,10 +351,6 @@ class ModelSession(Session):
         finally:
             if state.open:
                 steps.end()
-
-
-def _nothing() -> None:
-    pass
 
 
 def _install_keras() -> None:
