@@ -236,6 +236,11 @@ def is_compiled_from(module: Any, name: str) -> bool:
     return name == "_orig_mod" and type(module).__name__ == "OptimizedModule"
 
 
+def was_made(kind: type[torch.optim.Optimizer]) -> bool:
+    """Tell whether there ever was an optimizer of a class: PyTorch marks its step then."""
+    return hasattr(kind.step, "hooked")
+
+
 # Modes and transforms.
 
 is_tracing = torch._C._is_tracing

@@ -3,6 +3,8 @@
 import gc
 import math
 import pickle
+import subprocess
+import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -348,3 +350,32 @@ def test_each_change_of_numpys_generator_is_seen(change: str) -> None:
             CHANGES[change]()
     finally:
         np.random.set_state(before)  # noqa: NPY002
+
+
+NEVER_MADE = """
+import gc
+import torch
+from anynan.torch.weights.optimizers import find_optimizers
+
+real = gc.get_objects, gc.get_referrers
+def refuse(*given):
+    raise AssertionError("the heap was searched")
+
+class Own(torch.optim.SGD):
+    pass
+
+weight = torch.nn.Parameter(torch.ones(2))
+gc.get_objects = gc.get_referrers = refuse
+assert find_optimizers({id(weight)}) == []
+gc.get_referrers = real[1]
+own = Own([weight], lr=0.1)
+assert find_optimizers({id(weight)}) == [own]
+assert find_optimizers({id(own)}) == []
+"""
+
+
+def test_the_heap_is_searched_only_for_optimizers_of_a_class_that_was_made() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", NEVER_MADE], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr

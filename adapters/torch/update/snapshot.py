@@ -15,6 +15,7 @@ from anynan._steps.tracked import Handle, Tracked, inside
 from anynan.torch.call.discovery import (
     GENERATORS,
     OPEN,
+    after,
     find_modules,
     find_state,
     find_weights,
@@ -74,7 +75,7 @@ def stateful_objects(fn: Any, batches: Any, state: list[Any] | None) -> list[Any
         raise ValueError(msg)
     trained = {id(p) for m in objects if isinstance(m, torch.nn.Module) for p in m.parameters()}
     known = {id(item) for item in objects}
-    around = living(OPEN)
+    around = living(after(OPEN))
     for item in around:
         if isinstance(item, torch.optim.Optimizer) and (
             id(item) in known

@@ -11,8 +11,9 @@ import torch
 from anynan._base.identity import ByIdentity
 from anynan._readings.monitor import Monitor
 from anynan._readings.readings import Site
-from anynan.torch.call.discovery import living
+from anynan.torch.call.discovery import after, living
 from anynan.torch.call.models import Models
+from anynan.torch.private import was_made
 from anynan.torch.read.slots import site_of
 
 _HALF = (torch.float16, torch.bfloat16)
@@ -141,7 +142,7 @@ def find_optimizers(parameters: set[int]) -> list[torch.optim.Optimizer]:
     """Look for living optimizers that hold any of these parameters (by id)."""
     return [
         item
-        for item in living((torch.optim.Optimizer,))
+        for item in living({kind for kind in after([torch.optim.Optimizer]) if was_made(kind)})
         if any(id(p) in parameters for group in item.param_groups for p in group["params"])
     ]
 
