@@ -212,3 +212,19 @@ def test_a_column_has_its_own_range_from_eight_rows_on() -> None:
     few, many = np.array([[1.0, 5.0]] * 2 + [[2.0, 6.0]]), np.array([[1.0, 5.0]] * 7 + [[2.0, 6.0]])
     assert Input.of("x", few, None).low.tolist() == 1
     assert Input.of("x", many, None).low.tolist() == [1, 5]
+
+
+def test_an_infinity_that_is_returned_is_found_and_one_that_a_mask_hides_is_not() -> None:
+    found = anynan.stress(lambda x: np.log(np.abs(x).sum(axis=1)), X - 0.5).findings
+    assert found[0].words == "x: a row of zeros"
+    assert found[0].event.operation is not None
+    assert found[0].event.operation.name == "log"
+
+    def masked(x: Any) -> Any:
+        with np.errstate(divide="ignore"):
+            scores = x @ x.T + np.log(np.tri(6))
+        shares = np.exp(scores - scores.max(axis=1, keepdims=True))
+        return shares / shares.sum(axis=1, keepdims=True)
+
+    report = anynan.stress(masked, X)
+    assert [x.words for x in report.findings if x.group == "inside"] == []

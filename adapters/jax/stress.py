@@ -15,7 +15,7 @@ from anynan._arrays.arguments import positional
 from anynan._trace.op import Observed, Observer, Op
 from anynan.jax.observe import JaxTarget, Run, traced
 from anynan.jax.program.evaluator import jit_once
-from anynan.jax.program.objects import without_writes
+from anynan.jax.program.objects import fresh, without_writes
 from anynan.jax.program.program import Program
 from anynan.jax.program.trace import UntraceableError
 from anynan.jax.tracking import track
@@ -41,7 +41,8 @@ class JaxLab(JaxTarget, Lab):
             for i, x in zip(data, given, strict=True):
                 whole[i] = x
             with without_writes():
-                return target(*whole)
+                call, *whole = fresh((target, *whole))
+                return call(*whole)
 
         filled.__name__ = getattr(target, "__name__", type(target).__name__)
         super().__init__(filled, tuple(args[i] for i in data), *more)

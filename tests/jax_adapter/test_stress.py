@@ -10,6 +10,8 @@ from jax import lax
 import anynan
 import anynan.jax.stress
 
+nnx = pytest.importorskip("flax.nnx")
+
 X = jax.random.normal(jax.random.key(0), (6, 3))
 
 
@@ -82,3 +84,20 @@ def test_the_fix_in_place_gives_no_finding() -> None:
         return jnp.where(total == 0, 0.0, x / jnp.where(total == 0, 1.0, total))
 
     assert [x for x in anynan.stress(shares, abs(X)).findings if x.group == "inside"] == []
+
+
+def test_a_module_that_changes_in_each_call_is_run_as_a_copy() -> None:
+    class Counting(nnx.Module):
+        def __init__(self) -> None:
+            self.inner = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
+            self.calls = nnx.Variable(jnp.zeros(()))
+
+        def __call__(self, x: Any) -> Any:
+            self.calls[...] += 1
+            return jnp.log(abs(self.inner(x)))
+
+    model = Counting()
+    for target, given in ((model, ()), (lambda m, x: m(x), (model,))):
+        report = anynan.stress(target, *given, X, budget=5)
+        assert [m.site.operation for m in report.margins] == ["log"]
+    assert model.calls[...] == 0

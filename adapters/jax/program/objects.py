@@ -181,6 +181,17 @@ def objects_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Objects | None:
         return Objects(found)
 
 
+def fresh(given: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Put copies in the place of nnx objects: a trace cannot write into those of before it."""
+    found = objects_of(given, {})
+    if found is None:
+        return given
+    states = {_word(key): state for key, state in found.states.items()}
+    states = tree_util.tree_map(lambda x: x, states)  # variables are made anew
+    held = _nnx().merge(found.definition, _state(states))
+    return tuple(held.get(_word(i), x) for i, x in enumerate(given))
+
+
 def _each(held: Any) -> list[Any]:
     """List the nnx objects and variables in what holds them."""
     nnx = _nnx()

@@ -358,8 +358,9 @@ class Hunt:
             bad = [event for event in events if event.severity == "bad"]
             if any(event.phase == "input" for event in bad):
                 return None
+            bad += filter(_is_returned, events)
             if bad:
-                return bad[0]
+                return replace(bad[0], severity="bad")
         named = [event for event in events if event.operation is not None and self._unread]
         if not named:
             return None
@@ -560,6 +561,13 @@ class Hunt:
             return self._investigate(self._example, _AS_IT_IS, watch.bad)
         self._seek([site for site in watch.margins if site.key not in self._found])
         return False
+
+
+def _is_returned(event: Event) -> bool:
+    """Tell of an infinity that an operation made and the target returns, which may be meant."""
+    contained = left(event.notes, {"contained"}) != event.notes
+    infinite = event.severity == "suspect" and event.kind != "nan" and not event.expected
+    return infinite and event.operation is not None and not contained
 
 
 @contextmanager

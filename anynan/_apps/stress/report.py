@@ -200,20 +200,19 @@ class StressReport:
                 lines += _also(finding)
         for group in _FOLDED:
             folded = [x for x in self.findings if x.group == group and not x.reason]
-            lines += ["", _GROUPS[group]] if folded else []
-            for finding in folded:
-                lines += [f"  {finding.what}", f"    {render_line(finding.event)}"]
-        known = [finding for finding in self.findings if finding.reason]
-        if known:
-            lines += ["", "accepted"]
-        for finding in known:
-            lines += [f"  {finding.what}", f"    {finding.reason}"]
+            lines += _block(_GROUPS[group], [(x.what, render_line(x.event)) for x in folded])
+        lines += _block("accepted", [(x.what, x.reason) for x in self.findings if x.reason])
         if self.notes:
             lines += ["", *(f"note: {note}" for note in self.notes)]
         return "\n".join(lines)
 
     def __repr__(self) -> str:
         return f"<StressReport of {self.target}: {plural(len(self.findings), 'finding')}>"
+
+
+def _block(title: str, pairs: list[tuple[str, str]]) -> list[str]:
+    lines = [f"  {what}\n    {said}" for what, said in pairs]
+    return ["", title, *lines] if pairs else []
 
 
 def _also(finding: Finding) -> list[str]:
