@@ -237,8 +237,12 @@ def is_compiled_from(module: Any, name: str) -> bool:
 
 
 def was_made(kind: type[torch.optim.Optimizer]) -> bool:
-    """Tell whether there ever was an optimizer of a class: PyTorch marks its step then."""
-    return hasattr(kind.step, "hooked")
+    """Tell whether there ever was an optimizer of a class: PyTorch marks its step then.
+
+    A step that is written elsewhere may have been put there since.
+    """
+    own = "step" in vars(kind) and not kind.step.__module__.startswith("torch.")
+    return own or hasattr(kind.step, "hooked")
 
 
 # Modes and transforms.
