@@ -228,3 +228,21 @@ def test_an_infinity_that_is_returned_is_found_and_one_that_a_mask_hides_is_not(
 
     report = anynan.stress(masked, X)
     assert [x.words for x in report.findings if x.group == "inside"] == []
+
+
+def test_where_no_operation_is_seen_nothing_is_known() -> None:
+    report = anynan.stress(lambda x: float(np.log(x.tolist()[0][0])), X)
+    assert str(report).startswith("stress of <lambda>: not known: no operation of it was seen")
+    assert not report.ok
+
+
+def test_an_error_over_a_stand_in_says_so() -> None:
+    def takes_plain(x: Any) -> Any:
+        if type(x) is not np.ndarray:
+            msg = f"expected np.ndarray (got {type(x).__name__})"
+            raise TypeError(msg)
+        return x
+
+    with pytest.raises(TypeError) as caught:
+        anynan.stress(takes_plain, X)
+    assert "stand-in" in caught.value.__notes__[0]

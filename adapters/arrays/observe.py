@@ -16,6 +16,7 @@ from anynan._trace.target import Target
 from anynan.arrays.again import Call
 from anynan.arrays.messages import PLAIN_ARRAY
 from anynan.arrays.operations import ArrayOp
+from anynan.arrays.refusals import explain
 from anynan.arrays.session import ArraySession
 from anynan.arrays.tape import Tape
 from anynan.arrays.trackable import is_array
@@ -71,6 +72,7 @@ def observe(
     except Exception as error:
         if error is tape.broken:
             raise
+        explain(error)
         observed.error = error
     if tape.outlets:
         where = ";".join(list(tape.outlets)[:3])

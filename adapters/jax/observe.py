@@ -1,8 +1,10 @@
 """Run a function once and show each of its operations: the traced program, equation by equation."""
 
+import inspect
 import itertools
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -39,7 +41,19 @@ def takes(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool
         return True
     if hasattr(target, "lower") and hasattr(target, "trace"):  # a jitted function
         return True
-    return _is_module(target) or any(map(_is_module, args))
+    return _is_module(target) or any(map(_is_module, args)) or _names_jax(target, (args, kwargs))
+
+
+def _names_jax(target: Any, given: Any) -> bool:
+    """Tell whether a function that is given NumPy's arrays takes them to JAX in its own code."""
+    if not any(isinstance(x, np.ndarray) for x in tree_util.tree_leaves(given)):
+        return False
+    try:
+        names = inspect.getclosurevars(inspect.unwrap(target))
+    except TypeError:  # no function
+        return False
+    used = (*names.globals.values(), *names.nonlocals.values())
+    return any(isinstance(x, ModuleType) and x.__name__.split(".")[0] == "jax" for x in used)
 
 
 def _is_module(x: Any) -> bool:

@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 
@@ -101,3 +102,10 @@ def test_a_module_that_changes_in_each_call_is_run_as_a_copy() -> None:
         report = anynan.stress(target, *given, X, budget=5)
         assert [m.site.operation for m in report.margins] == ["log"]
     assert model.calls[...] == 0
+
+
+def test_a_function_that_takes_arrays_of_numpy_to_jax_is_jax_s() -> None:
+    x = np.linspace(0.1, 1, 8, dtype="float32")
+    report = anynan.stress(lambda x: jnp.log(x).sum(), x)
+    assert _place(report.findings[0])[0] == "log"
+    assert anynan.precision(lambda x: jnp.exp(x * 30), x).rows

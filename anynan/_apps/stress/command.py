@@ -27,8 +27,8 @@ def add(commands: Any) -> None:
         ),
         epilog=(
             "example: anynan stress --example losses:batch losses:focal\n"
-            "exit status: 0 nothing found inside the example's range, 1 something found, 2 it "
-            "could not begin"
+            "exit status: 0 nothing found inside the example's range, 1 something found or no "
+            "operation seen, 2 it could not begin"
         ),
     )
     parser.add_argument("target", help="a script, or module:function")

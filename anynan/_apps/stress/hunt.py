@@ -277,6 +277,7 @@ class Hunt:
         made = self._made(arrays)
         with self._mode[1]():
             self._seen = self.lab.observe(self._program.call, made, watch)
+        self._report.seen |= bool(watch.raw)
         given = [x for _, x in leaves(self._seen.value, "") if self.lab.is_array(x)]
         # What a step prints or hands on, and does not return, ends in its last operation.
         self._unread = watch.spoilt and {*map(id, given)} <= {*map(id, made)}

@@ -21,6 +21,7 @@ _GROUPS = {
     SLOPED: "if its gradient is taken",
     OUTSIDE: "outside the example's range",
 }
+_UNKNOWN = "not known: no operation of it was seen"
 _FOLDED = (SLOPED, OUTSIDE)
 _SHOWN = 8
 
@@ -121,6 +122,7 @@ class StressReport:
         runs: How often the target ran.
         seconds: How long it took.
         notes: What was not tried, and why.
+        seen: Whether any operation was seen; if none was, nothing is known.
         origin: What was run on which example.
     """
 
@@ -132,6 +134,7 @@ class StressReport:
     runs: int = 0
     seconds: float = 0.0
     notes: list[str] = field(default_factory=list)
+    seen: bool = False
     origin: Origin | None = field(default=None, repr=False, compare=False)
 
     def count(self, *, harm: bool) -> None:
@@ -146,8 +149,11 @@ class StressReport:
 
     @property
     def ok(self) -> bool:
-        """Tell whether nothing was found inside of the example's range that is not accepted."""
-        return not any(finding.group == INSIDE for finding in self.open)
+        """Tell whether nothing was found inside of the example's range that is not accepted.
+
+        A target of which no operation was seen is not: nothing is known about it.
+        """
+        return self.seen and not any(finding.group == INSIDE for finding in self.open)
 
     def accept(self, path: str | os.PathLike[str], reason: str) -> None:
         """Add what is open to a file of accepted findings, which ``accept=`` reads.
@@ -186,7 +192,8 @@ class StressReport:
         write_tests(os.fspath(path), self.origin, kept, target)
 
     def __str__(self) -> str:
-        lines = [f"stress of {self.target}: {self.survived} of {self.tried} survived"]
+        known = f"{self.survived} of {self.tried} survived"
+        lines = [f"stress of {self.target}: {known if self.seen else _UNKNOWN}"]
         if self.margins:
             lines += ["", "nearest edges in the example's run"]
             lines += [f"  {margin}" for margin in self.margins[:_SHOWN]]
