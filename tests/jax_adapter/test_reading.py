@@ -142,6 +142,14 @@ def test_an_argument_more_costs_few_calls_of_python():
     assert (calls(120) - calls(20)) / 100 < 8
 
 
+def test_a_clean_step_takes_few_calls_of_python():
+    tracked = anynan.jax.track(lambda w, x: (w - 0.1 * x, (w * x).sum()))
+    x = jnp.ones(4)
+    for _ in range(3):
+        tracked(x, x)
+    assert python_calls(tracked, x, x) <= 100
+
+
 # When it is read.
 
 

@@ -77,25 +77,40 @@ class StepReader(BaseAdapter):
         except Exception as error:
             self.broken(step, error)
             raise
-        self._fill(step, words)
+        fine = self.options.level != "operation" and self._is_fine(step, words)
+        if not fine:
+            self._fill(step, words)
         self._local.step = step
         try:
             if self.options.level == "operation" and not step.handed_on:
                 self.tracker.judge.operations(rows, lambda: self._seen(step, everything))
-            if not step.read[:, 0].any():
+            if fine or not step.read[:, 0].any():
                 self._maker = None
             elif not step.handed_on:
                 self._look_back(step)
             self.tracker.judge.settle(rows)
         finally:
             self._local.step = None
-            self._spoilt = {} if rows.failed is None else self._spoils(step)
+            self._spoilt = {} if fine or rows.failed is None else self._spoils(step)
             if rows.failed is not None:
                 self.remember(step.outs, rows.number)
         if rows.failed is None:
             self.tracker.judge.known_clean(rows.number + 1)
         else:
             self.tracker.judge.applied_bad_update(rows)
+
+    def _is_fine(self, step: Step, words: Any) -> bool:
+        """Write a step of which a glance shows that nothing is bad, as in most."""
+        watch, rows = step.watch, step.rows
+        ends = None if self._spoilt else watch.glance(words)
+        if ends is None or watch.sites is None:
+            return False
+        rows.extend(watch.sites, watch.calls, *ends)
+        rows.mark_judged()
+        if step.moved is not None:
+            step.moved.write(rows)
+        self._listed = None
+        return True
 
     def _spoils(self, step: Step) -> "dict[int, weakref.ref[Any]]":
         """Give what came out of a step bad and goes into the next, by the argument it is."""
