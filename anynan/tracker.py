@@ -80,9 +80,6 @@ class Tracker(Handle):
         target = self._fn = None if tracked.of_model else tracked.fn
         if hasattr(target, "__name__"):
             functools.update_wrapper(self, target, updated=())  # type: ignore[arg-type]
-            for name, value in getattr(target, "__dict__", {}).items():
-                if name not in vars(self) and not hasattr(type(self), name):  # its own stay
-                    setattr(self, name, value)
 
     # Called in the function's place.
 
@@ -304,7 +301,7 @@ class Tracker(Handle):
     def __repr__(self) -> str:
         return repr(self._tracked)
 
-    # Names of 0.1: what is not found on the class ends here.
+    # What is not found on the class ends here: the function's own, and names of 0.1.
 
     if not TYPE_CHECKING:  # else no name would be unknown to a type checker
 
@@ -313,6 +310,9 @@ class Tracker(Handle):
                 new, give = _OLD[name]
                 warn(RENAMED(old=f"Tracker.{name}", new=new), DEPRECATED)
                 return give(self)
+            fn = vars(self).get("_fn")
+            if fn is not None and hasattr(fn, name) and not name.startswith("__"):
+                return getattr(fn, name)  # as lower() of a jitted one: what that runs is unwatched
             msg = f"{type(self).__name__!r} object has no attribute {name!r}"
             raise AttributeError(msg)
 

@@ -196,6 +196,20 @@ def test_a_functions_own_attributes_do_not_replace_the_trackers() -> None:
     assert len(tracker.events) == 1
 
 
+def test_what_a_callable_has_beside_its_call_is_within_reach() -> None:
+    class Step:
+        def __call__(self, batch: Any) -> Any:
+            return batch
+
+        def lower(self) -> str:
+            return "lowered"
+
+    tracker = track(Step(), model=make())
+    assert tracker.lower() == "lowered"
+    with pytest.raises(AttributeError, match="'Tracker' object has no attribute 'raise_'"):
+        tracker.raise_()
+
+
 def test_track_without_a_target_is_a_decorator() -> None:
     model = make()
 
