@@ -5,6 +5,10 @@ from anynan._base.messages import Message
 PROGRAM_UNWATCHED = Message(
     "program-unwatched", "{name} runs unwatched: its program could not be taken apart ({why})"
 )
+MODEL_BUILDS = Message(
+    "model-builds",
+    "this call of {name} builds a Keras model and ran unwatched: what follows is watched",
+)
 OPERATION_OPAQUE = Message(
     "operation-opaque",
     "{name} is a black box: anynan watches what comes out of it, not what happens inside{why}",

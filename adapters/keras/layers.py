@@ -52,6 +52,15 @@ def refuse_unbuilt(model: Any) -> None:
         raise ValueError(msg)
 
 
+def unbuilt_in(target: Any, args: Iterable[Any]) -> list[Any]:
+    """List the models that a call uses by name or is given, and that are not built yet."""
+    used = [target, *args]
+    with suppress(TypeError):  # no function
+        names = inspect.getclosurevars(inspect.unwrap(target))
+        used += [*names.globals.values(), *names.nonlocals.values()]
+    return [x for x in used if isinstance(x, keras.layers.Layer) and not x.built]
+
+
 def refuse_unbuilt_in(target: Any, args: Iterable[Any]) -> None:
     """Refuse what uses a model that is not built, where a run that is put back cannot build it.
 
@@ -60,15 +69,8 @@ def refuse_unbuilt_in(target: Any, args: Iterable[Any]) -> None:
     Raises:
         ValueError: If one is not.
     """
-    if keras.backend.backend() == "tensorflow":
-        return
-    used = [target, *args]
-    with suppress(TypeError):  # no function
-        names = inspect.getclosurevars(target)
-        used += [*names.globals.values(), *names.nonlocals.values()]
-    for model in used:
-        if isinstance(model, keras.layers.Layer):
-            refuse_unbuilt(model)
+    for model in unbuilt_in(target, args) if keras.backend.backend() != "tensorflow" else ():
+        refuse_unbuilt(model)
 
 
 def takes_training(model: Any) -> bool:

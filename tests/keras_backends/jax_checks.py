@@ -1,6 +1,7 @@
 """What only Keras on JAX has: state that is given away, programs, functions of one's own."""
 
 import jax
+import jax.numpy as jnp
 import keras
 import numpy as np
 import pytest
@@ -220,6 +221,18 @@ def test_what_is_not_built_is_refused_and_stays_so():
             with pytest.raises(ValueError, match="this Drawing is not built yet"):
                 product(target, x)
     assert np.isfinite(np.asarray(layer(x))).all()
+
+
+def test_a_function_that_builds_its_model_is_watched_from_the_next_call_on():
+    model = keras.Sequential([keras.layers.Dense(3), keras.layers.Dense(1)])
+    tracked = anynan.jax.track(lambda x: jnp.log(model(x)).sum(), action="record")
+    with pytest.warns(anynan.AnynanWarning, match="model-builds"):
+        first = tracked(jnp.ones((2, 4)))
+    assert float(model(jnp.ones((2, 4))).shape[0]) == 2  # its weights are numbers
+    model.set_weights([jnp.zeros_like(x) for x in model.get_weights()])
+    tracked(jnp.ones((2, 4)))
+    assert tracked.events[0].operation.name == "log"
+    assert isinstance(first, jax.Array)
 
 
 def test_a_model_is_no_function_of_array_code():

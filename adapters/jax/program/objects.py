@@ -139,6 +139,15 @@ def without_writes() -> Iterator[Callable[[], bool]]:
         yield lambda: bool(written.state_mapping)
 
 
+def builds(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Tell whether a call builds a model of Keras's: traced, its weights would stay tracers."""
+    if "keras" not in sys.modules:
+        return False
+    from anynan.keras.layers import unbuilt_in
+
+    return bool(unbuilt_in(fn, (*args, *kwargs.values())))
+
+
 def refuse_cycles(given: Any) -> None:
     """Refuse nnx objects that hold themselves: JAX walks them until the stack is full, for good.
 

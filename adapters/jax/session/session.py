@@ -20,9 +20,15 @@ from anynan._steps.messages import NO_UPDATES
 from anynan._steps.tracked import Tracked
 from anynan.errors import AnomalyError, reason
 from anynan.jax.graphs.versions import context
-from anynan.jax.messages import LAYER_UNNAMED, OPERATION_OPAQUE, PROGRAM_UNWATCHED, SKIP_INSIDE
+from anynan.jax.messages import (
+    LAYER_UNNAMED,
+    MODEL_BUILDS,
+    OPERATION_OPAQUE,
+    PROGRAM_UNWATCHED,
+    SKIP_INSIDE,
+)
 from anynan.jax.program import signature
-from anynan.jax.program.objects import Own, refuse_cycles
+from anynan.jax.program.objects import Own, builds, refuse_cycles
 from anynan.jax.program.program import Form, Program, Settings, form_of
 from anynan.jax.program.trace import (
     ShutError,
@@ -259,6 +265,9 @@ class Session(StepReader):
             failed = error
         if failed is None and key not in self._blind:
             try:
+                if key not in self._programs and builds(fn, args, kwargs):
+                    self.tracker.judge.say(MODEL_BUILDS(name=self.tracker.name))
+                    return fn(*args, **kwargs)
                 watches = self.watches(form)
                 if traced(form.flat.arrays) or traced(watches.program.closed.consts) or staged():
                     return self._inside(watches.program, form.flat.arrays)
