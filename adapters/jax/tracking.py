@@ -1,6 +1,8 @@
 """``track``: what it takes, and what it starts."""
 
 import functools
+import inspect
+import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Unpack, overload
 
@@ -47,7 +49,15 @@ def track(target: Any = ..., **options: Unpack[TrackOptions]) -> Any:
         0.0
     """
     chosen = checked(options, KNOWN)
+    of = inspect.unwrap(target, stop=_is_method) if callable(target) else None
+    if _is_method(of) and hasattr(target, "clear_cache"):
+        # One that a tracker still holds is equal to it, and JAX would not trace what has changed.
+        target.clear_cache()
     return functools.partial(start, options=chosen) if target is ... else start(target, chosen)
+
+
+def _is_method(x: Any) -> bool:
+    return isinstance(x, types.MethodType)
 
 
 def checked(options: Mapping[str, Any], known: Iterable[str]) -> Options:

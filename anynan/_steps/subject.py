@@ -50,6 +50,10 @@ class Subject:
         # A model is held weakly: it owns the hooks, the hooks own the tracker.
         return self._target() if isinstance(self._target, weakref.ref) else self._target
 
+    def let_go(self) -> None:
+        """Hold a function no longer: what the program itself does not hold is gone, with us too."""
+        self._target = self.handle = None
+
     @property
     def target(self) -> str:
         """Say what is tracked, as ``model Generator`` or ``function preprocess``."""

@@ -298,6 +298,24 @@ def test_what_a_library_compiles_is_named_by_operation_and_line(way, library, fo
     assert not rest  # the NaN that came after it was given
 
 
+class Scaled:
+    by = 1.0
+
+    def step(self, x):
+        return x * self.by
+
+
+@pytest.mark.parametrize("track", [None, anynan.jax.track])
+def test_a_method_that_is_compiled_again_is_traced_again(track, found):
+    model, given = Scaled(), []
+    for by in (1.0, 2.0, 3.0):
+        model.by = by
+        step = jax.jit(model.step)
+        step = jax.jit(lambda x, step=step: step(x)) if track is None else track(step)
+        given.append(float(step(1.0)))
+    assert given == [1.0, 2.0, 3.0]
+
+
 def test_only_the_first_bad_calls_of_a_function_are_looked_into(library, found, monkeypatch):
     def loss(x):
         return jnp.log(x).sum()

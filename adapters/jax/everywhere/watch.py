@@ -1,6 +1,7 @@
 """What is known of a program while all of it is watched."""
 
 import sys
+import types
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
 from contextlib import suppress
@@ -164,6 +165,8 @@ class Watch:
 
     def again(self, made: Any, fn: Any = None, *args: Any, **given: Any) -> Hashable:
         """Give what a function that the program compiles again is known by; None the first time."""
+        if isinstance(fn, types.MethodType):  # each is another, though they are equal
+            return None
         try:
             key = type(made), args, tuple(sorted(given.items()))
             known = self._compiled.setdefault(fn, set())
@@ -183,6 +186,8 @@ class Watch:
         session = cast("Session | None", judge.adapter)
         if key is None or session is None or session.size() > LITTLE:
             tracker.remove()
+            # A bound method that lives on is the same to JAX as the next: it would not trace that.
+            inside(tracker).let_go()
             return
         with judge.softly():
             session.read()
