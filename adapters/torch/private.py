@@ -18,6 +18,7 @@ from types import CodeType
 from typing import Any
 
 import torch
+from torch._functorch import apis, eager_transforms
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
@@ -257,6 +258,12 @@ level = torch._C._functorch.maybe_current_level
 """Give the level of the function transform that runs, None outside of all."""
 _transform = torch._C._functorch.peek_interpreter_stack
 _Transform = torch._C._functorch.CInterpreter
+TRANSFORMS = (
+    *((home, ("vmap", "grad", "grad_and_value")) for home in (torch.func, apis)),
+    *((home, ("jacrev", "jacfwd", "hessian")) for home in (torch.func, eager_transforms)),
+    (torch, ("vmap",)),
+)
+"""What turns a function into another one; ``functorch`` asks for it where it is written."""
 is_transformed = torch._C._functorch.is_functorch_wrapped_tensor
 """Tell whether a tensor stands for many, as inside ``vmap``."""
 is_batch = torch._C._functorch.is_legacy_batchedtensor

@@ -34,18 +34,13 @@ from anynan.torch.call.discovery import find_iterators, find_modules, in_argumen
 from anynan.torch.call.note import leaves
 from anynan.torch.call.reached import Reached
 from anynan.torch.graphs.compiler import between_graphs
-from anynan.torch.private import call_code, is_tracing
+from anynan.torch.private import TRANSFORMS, call_code, is_tracing
 from anynan.torch.session.model import ModelSession
 from anynan.torch.session.program import Watch
 from anynan.torch.session.session import session_of
 from anynan.torch.tracking import start
 from anynan.torch.update.updates import Updates, watching
 
-# What turns a function into another one, whose call is one operation of the program's.
-TRANSFORMS = (
-    (torch.func, ("vmap", "grad", "grad_and_value", "jacrev", "jacfwd", "hessian")),
-    (torch, ("vmap",)),
-)
 # Trainers that own the step: module, the method that trains, and the door to them.
 TRAINERS = (
     *(
@@ -80,7 +75,7 @@ def watch_all(options: Options, found: Found) -> Callable[[], None]:
     finder, patches = Finder(options, found), Patches()
     patches.change(torch.nn.Module, "__call__", finder.calling)
     patches.change(torch, "compile", finder.compiling)
-    for holder, names in TRANSFORMS:
+    for holder, names in TRANSFORMS:  # the call of what one gives is one operation
         for name in names:
             patches.change(holder, name, seams.transforming)
     patches.change(torch.utils, "swap_tensors", seams.swapping)

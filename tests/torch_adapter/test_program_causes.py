@@ -108,6 +108,7 @@ for i in range(3):
 SQUARE, CLIPPED = "(out_of(params, x) - y).square().mean()", "(1 / norm).clamp(max=1)"
 
 
+@pytest.mark.parametrize("package", ["torch.func", "functorch"])
 @pytest.mark.parametrize(
     ("loss", "scale", "told"),
     [
@@ -117,9 +118,11 @@ SQUARE, CLIPPED = "(out_of(params, x) - y).square().mean()", "(1 / norm).clamp(m
     ],
 )
 def test_a_fault_under_function_transforms_is_told_operation_and_line(
-    tmp_path: Path, loss: str, scale: str, told: str
+    tmp_path: Path, loss: str, scale: str, told: str, package: str
 ) -> None:
-    status, _, said = run(tmp_path, TRANSFORMED.format(loss=loss, scale=scale), "--fail")
+    program = TRANSFORMED.format(loss=loss, scale=scale)
+    program = program.replace("functional_call, grad", f"functional_call\nfrom {package} import grad")
+    status, _, said = run(tmp_path, program, "--fail")
     assert status == 1
     assert f"[{told}]" in said
     assert (f"return {loss}" if scale == CLIPPED else f"scale = {scale}") in said
