@@ -78,6 +78,7 @@ def watch_all(options: Options, found: Found) -> Callable[[], None]:
     for holder, names in TRANSFORMS:  # the call of what one gives is one operation
         for name in names:
             patches.change(holder, name, seams.transforming)
+    patches.change(torch, "from_numpy", seams.taking)
     patches.change(torch.utils, "swap_tensors", seams.swapping)
     apply = vars(torch.autograd.Function)["apply"]  # of one kind up to PyTorch 2.13, then another
     patches.put(torch.autograd.Function, "apply", classmethod(seams.applying(apply)))

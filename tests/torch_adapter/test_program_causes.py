@@ -347,3 +347,20 @@ def test_an_inf_that_the_program_hands_to_a_model_is_told_where_it_was_made(
     first = run(tmp_path, GIVEN.format(taken=taken, given=given))[2].partition("anynan: ")[0]
     assert f"[{cause}]" in first
     assert given in first
+
+
+def test_what_the_program_makes_of_an_array_before_its_model_is_told(tmp_path: Path) -> None:
+    program = """
+    import numpy as np, torch
+    torch.manual_seed(0)
+    policy, seen = torch.nn.Linear(4, 2), np.empty(4, np.float32)
+    for i in range(3):
+        seen[:] = np.linspace(i - 2, i, 4)
+        out = policy(torch.from_numpy(seen).float().add(2).log())
+        seen[:] = 0
+        out.sum().backward()
+    """
+    _, _, said = run(tmp_path, program)
+    assert "op log" in said
+    assert "torch.from_numpy(seen).float().add(2).log()" in said
+    assert "[log_of_zero]" in said

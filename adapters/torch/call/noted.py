@@ -275,14 +275,15 @@ class Notes(FunctionMode):
         self._copied += x.nbytes
         return x.detach().clone()
 
-    def hold(self, x: torch.Tensor) -> None:
+    def hold(self, x: torch.Tensor, *, copied: bool = False) -> None:
         """Hold the value of a small tensor that no noted operation gives again."""
         try:
             size = x.nbytes
             if size <= SMALL and self._bytes + size <= HELD:
                 self._bytes += size
                 ref = _ref(x)
-                self.held[id(ref)] = Held(ref, writes(x), x.requires_grad, x.detach())
+                value = x.detach().clone() if copied else x.detach()
+                self.held[id(ref)] = Held(ref, writes(x), x.requires_grad, value)
         except Exception:  # noqa: BLE001, S110  one that has no such value
             pass
 

@@ -96,6 +96,20 @@ def quietly(real: Callable[..., Any]) -> Callable[..., Any]:
     return called
 
 
+def taking(take: Callable[..., Any]) -> Callable[..., Any]:
+    """Hold what is made of an array: no function mode sees that."""
+
+    @functools.wraps(take)
+    def taken(*args: Any, **kwargs: Any) -> Any:
+        out = take(*args, **kwargs)
+        notes = None if _is_dynamo() else noted.of()
+        if notes is not None:
+            notes.hold(out, copied=True)  # the program may fill the array anew
+        return out
+
+    return taken
+
+
 def swapping(swap: Callable[..., Any]) -> Callable[..., Any]:
     """Let go of tensors that are to change places: PyTorch refuses what is referred to weakly."""
 
