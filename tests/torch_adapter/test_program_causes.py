@@ -364,3 +364,30 @@ def test_what_the_program_makes_of_an_array_before_its_model_is_told(tmp_path: P
     assert "op log" in said
     assert "torch.from_numpy(seen).float().add(2).log()" in said
     assert "[log_of_zero]" in said
+
+
+def test_a_second_run_leaves_what_a_library_keeps_with_weights_as_it_was(tmp_path: Path) -> None:
+    program = """
+    import torch
+    model = torch.nn.Linear(2, 1, bias=False)
+    w, optimizer = model.weight, torch.optim.SGD(model.parameters(), lr=1e-3)
+    w.calls, w.samples, w.names = 0, None, []
+    def called(module, args, out):
+        w.calls += 1
+        w.names.append("forward")
+    def sampled(module, inward, outward):
+        w.calls -= 1
+        if w.samples is not None:
+            raise ValueError("the samples of the step before are there still")
+        w.samples = outward[0].detach()
+    model.register_forward_hook(called); model.register_full_backward_hook(sampled)
+    for i in range(3):
+        model(torch.ones(4, 2)).mul(0).sum().sqrt().backward()
+        print(w.calls, len(w.samples), w.names)
+        w.samples = None
+        optimizer.step(); optimizer.zero_grad()
+    """
+    status, out, said = run(tmp_path, program)
+    assert status == 0
+    assert out.splitlines() == [f"0 4 {['forward'] * (i + 1)}" for i in range(3)]
+    assert "AnynanWarning" in said

@@ -98,9 +98,12 @@ class Kept:
         if id(p) in self._gradients or is_transformed(p) or not p.is_leaf:  # a transform's own
             return
         self._gradients[id(p)] = p
-        grad, data = p.grad, p.data
+        grad, data, attributes = p.grad, p.data, dict(vars(p))
+        for name, value in attributes.items():  # a library's own, as a gradient for each sample
+            self._container(name, value)
 
         def restore() -> None:
+            assign(vars(p), attributes)
             if storage_number(p.data) != storage_number(data):
                 p.data = data
             p.grad = grad
