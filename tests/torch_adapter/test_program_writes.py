@@ -102,6 +102,7 @@ for i in range(3):
         ("w[0, 0] = float('nan')", "copy|fill"),  # by PyTorch's version
         ("w[0] = float('inf')", "copy|fill"),
         ("w.data[0] = float('inf')", "copy|fill"),
+        ("w.data.div_(w.data.clamp(max=0) * 3)", "divide"),
         ("w.data.mul_(0.9).add_(torch.zeros(64, 32).log())", "log"),
         ("w.copy_(w / 0)", "assign"),
         ("w.data = w.data / 0", "assign"),
@@ -115,3 +116,25 @@ def test_what_the_program_writes_into_a_large_weight_is_not_put_to_the_optimizer
     assert "by the optimizer" not in said
     assert "what it gave was written into 0.weight [written-into]" in said
     assert "min 1" not in said, "numbers that stand for what is not known are not told"
+
+
+@pytest.mark.parametrize("write", ["w.div_(w.clamp(max=0))", "w.data.div_(w.data.clamp(max=0))"])
+@pytest.mark.parametrize("size", [8, 4096])
+def test_what_a_program_without_a_model_writes_into_its_weights_is_told(
+    tmp_path: Path, write: str, size: int
+) -> None:
+    _, _, said = run(
+        tmp_path,
+        f"""
+        import torch
+        w = torch.linspace(-1, 1, {size}).requires_grad_()
+        optimizer = torch.optim.Adam([w])
+        for i in range(3):
+            loss = w.square().mean()
+            optimizer.zero_grad(); loss.backward(); optimizer.step()
+            with torch.no_grad():
+                {write}
+        """,
+    )
+    assert "op divide" in said
+    assert write in said
