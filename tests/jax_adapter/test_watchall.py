@@ -427,6 +427,17 @@ def test_what_a_program_maps_outside_of_any_jit_is_named_by_operation_and_line(l
     assert len(found.bad()) == 1
 
 
+def test_a_plain_number_stays_one_when_a_mapped_call_is_made_once_more(found):
+    @functools.partial(jax.jit, static_argnames="times")
+    def unroll(x, times):
+        return x - sum(jnp.log(x - i) for i in range(times))
+
+    unroll(jnp.float32(9), 2)  # it is a step by itself, too
+    jax.vmap(unroll, in_axes=(0, None))(jnp.ones(2), 3)
+    assert [event.operation.name for event in found.bad()] == ["log"]
+    assert not any("[no-second-run]" in line for line in found.lines())
+
+
 @pytest.mark.parametrize("loop", ["scan", "while_loop", "fori_loop", "map"])
 def test_a_loop_outside_of_any_jit_is_named_by_operation_and_line(loop, found):
     def turn(x, *_):

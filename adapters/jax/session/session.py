@@ -306,7 +306,9 @@ class Session(StepReader):
             refuse_cycles((args, kwargs))
             with under_way():
                 self._static = signature.static_arguments(fn, args, kwargs)
-        return form_of(fn, args, kwargs, self._static, plain=self.settings.plain)
+        # What ran by itself had its plain numbers as they are, and may have branched by them.
+        plain = self.settings.plain or self._once
+        return form_of(fn, args, kwargs, self._static, plain=plain)
 
     def _inside(self, program: Program, arrays: list[Any]) -> Any:
         """Run a program inside the caller's own."""
