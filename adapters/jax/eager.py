@@ -175,7 +175,7 @@ class Calls:
             numpys: Whether the first that was given a NaN in an array of NumPy's counts, too.
             floats: Whether the first that was given a NaN as a number of Python's counts, too.
         """
-        found = None
+        found, sure = None, False
         arrays = list(arrays)
         wanted = list(arrays)
         for call in self._before():
@@ -192,10 +192,12 @@ class Calls:
             wanted += bad if worst else filter(_is_answer, given)
             came = max(map(_word, made))
             # A NaN may come of Infs that are meant so, as those of a mask.
-            new = came > worst or (numpys and worst == NAN and any(map(_is_numpys, bad)))
+            computed = came > worst
+            new = computed or (numpys and worst == NAN and any(map(_is_numpys, bad)))
             new = new or (floats and worst == NAN and any(isinstance(x, float) for x in bad))
-            if new and came and not any(x is None for x in given):
-                found = call
+            # Where NaN was made of numbers, one that was put in is what a state begins with.
+            if new and came and (computed or not sure) and not any(x is None for x in given):
+                found, sure = call, sure or (computed and came == NAN)
         return found
 
     def goes_on(self) -> None:

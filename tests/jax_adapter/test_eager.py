@@ -293,6 +293,15 @@ def test_a_number_that_is_bad_as_the_program_wrote_it_is_told_with_its_line(writ
     assert not any("which was reported" in line for line in found.lines())
 
 
+def test_what_made_nan_is_told_before_a_state_that_begins_with_one(found):
+    best, mean = jnp.full(3, jnp.nan), jnp.zeros(3)
+    fitness = jnp.arange(3.0) / (mean - mean)
+    best, mean = jnp.where(fitness[1] > 0, mean, best), mean + fitness.sum() * 0 * best
+    jax.jit(lambda x: (x * 2).sum())(mean)
+    (event,) = found.bad()
+    assert event.operation.source.text == "fitness = jnp.arange(3.0) / (mean - mean)"
+
+
 def test_what_a_mapped_function_made_infinite_is_told_in_its_line_once_a_step_takes_it(found):
     x = jax.vmap(lambda x: 1 / (x - x))(jnp.ones(3))
     jax.jit(lambda x: (x - x).sum())(x)
