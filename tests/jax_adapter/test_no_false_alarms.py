@@ -85,6 +85,7 @@ CASES = {
     "old_style_key": (lambda k, x: jax.random.normal(k) + x, jax.random.PRNGKey(0), X),
     "typed_key": (random_numbers, jax.random.key(0), X),
     "complex": (lambda x: jnp.abs(jnp.fft.fft(x)), X),
+    "empty_history": (lambda x: (x.sum(), jnp.copy(jnp.array([-jnp.inf]))), X),
     "distances": (lambda x: jnp.where(x == 0, 0.0, 1 / jnp.where(x == 0, 1.0, x)), X),
 }
 

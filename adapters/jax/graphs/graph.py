@@ -162,8 +162,10 @@ class Graph:
         """Tell whether a value is nothing but an Inf of the code's own, read on and on."""
         nodes, outside = self.origins(index)
         return not nodes and all(
-            self._written(value.index) and not np.isnan(value.constant) for value in outside
-        )
+            value.known and np.size(value.constant) == 1 and checkable(value.aval)
+            and np.isinf(np.asarray(value.constant, complex)).item()
+            for value in outside
+        )  # fmt: skip
 
     def _value(self, var: Any, path: Path, loops: int = 0) -> Value:
         value = Value(len(self.values), var.aval, path, var, loops=loops)

@@ -359,8 +359,9 @@ class Program:
         keyed = [(values[point.value].writer or 0, rank, point) for rank, point in ranked]
         for i, index in enumerate(self.graph.results):
             value = values[index]
-            # A result that only hands an argument on was read before it came in.
-            fresh = value.argument is None and not value.known
+            # A result that only hands an argument on was read before it came in; what the code
+            # itself writes there is meant.
+            fresh = value.argument is None and not value.known and not self.graph.placed(index)
             if fresh and checkable(value.aval) and not self._tally(i):
                 result = self._result(i, index)
                 if backward or result.phase != "backward" or self.settings.backward:
