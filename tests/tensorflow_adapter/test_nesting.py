@@ -132,11 +132,16 @@ def scans(x):
     return tf.reduce_sum(tf.scan(lambda sum_, row: sum_ + tf.math.log(row), x))  # bad scan
 
 
+def fills(x):
+    half = tf.map_fn(lambda i: tf.math.log(300.5 - i), tf.range(400.0))  # bad late
+    return tf.reduce_sum(half) + x[0]
+
+
 @pytest.mark.parametrize(
     ("step", "mark"),
     [
         (loops, "bad while"), (collects, "bad range"), (branches, "bad if"), (calls, "bad call"),
-        (maps, "bad map"), (scans, "bad scan"),
+        (maps, "bad map"), (scans, "bad scan"), (fills, "bad late"),
     ],
 )  # fmt: skip
 def test_loops_and_branches_of_a_graph_are_looked_into(step, mark):
@@ -145,16 +150,29 @@ def test_loops_and_branches_of_a_graph_are_looked_into(step, mark):
     assert event.operation.source.line == line(__file__, mark)
 
 
-def test_what_is_too_long_or_calls_the_programs_own_functions_is_said_to_be_closed():
+def test_a_late_turn_of_a_long_loop_is_looked_into_with_the_weights_that_the_step_began_with():
+    weight = tf.Variable(1.0)
+
+    @tf.function
+    def train(x):
+        with tf.GradientTape() as tape:
+            total = x
+            for i in tf.range(400):
+                total += weight / tf.cast(tf.abs(i - 300), tf.float32)  # bad turn
+        weight.assign_sub(tape.gradient(total, weight))
+        return total
+
+    event = failure(anynan.tensorflow.track(train), tf.constant(0.0))
+    assert event.operation.name == "divide"
+    assert event.operation.source.line == line(__file__, "bad turn")
+    assert not event.notes
+
+
+def test_what_calls_the_programs_own_functions_is_said_to_be_closed():
     called = []
 
     def note(x):
         called.append(x)
-        return x
-
-    def long(x):
-        for i in tf.range(400):
-            x = tf.math.log(x - tf.cast(i, tf.float32))
         return x
 
     def calling(x):
@@ -162,10 +180,9 @@ def test_what_is_too_long_or_calls_the_programs_own_functions_is_said_to_be_clos
             x = tf.ensure_shape(tf.numpy_function(note, [tf.math.log(x)], tf.float32), [2])
         return x
 
-    for step in (long, calling):
-        event = failure(anynan.tensorflow.track(tf.function(step)), tf.constant([500.0, 2.0]))
-        assert event.operation.name == "while"
-        assert any("the inside of a loop of the graph is not watched" in n for n in event.notes)
+    event = failure(anynan.tensorflow.track(tf.function(calling)), tf.constant([500.0, -2.0]))
+    assert event.operation.name == "while"
+    assert any("the inside of a loop of the graph is not watched" in n for n in event.notes)
 
 
 def test_other_graphs_that_are_traced_meanwhile_are_left_alone(capsys):

@@ -277,7 +277,15 @@ def _floats(tensor: Any) -> Iterator[Any]:
 
 
 def _lists(tensors: Iterable[Any]) -> list[Any]:
-    return [x.op for x in tensors if x.dtype == tf.variant and x.op.type.startswith("TensorList")]
+    variants = (_before_loops(x) for x in tensors if x.dtype == tf.variant)
+    return [x.op for x in variants if x.op.type.startswith("TensorList")]
+
+
+def _before_loops(tensor: Any) -> Any:
+    """Follow what loops hand on from turn to turn to what the first of them began with."""
+    while tensor.op.type.endswith("While"):
+        tensor = tensor.op.inputs[tensor.value_index]
+    return tensor
 
 
 def forward_name(name: str) -> tuple[str, bool]:

@@ -4,7 +4,7 @@ import functools
 import inspect
 import itertools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +23,7 @@ from anynan.tensorflow.graphs.traces import Trace
 from anynan.tensorflow.messages import BATCH_INSIDE
 from anynan.tensorflow.read.frames import here, named_arguments, tensors
 from anynan.tensorflow.read.weights import parts, read
-from anynan.tensorflow.replay import nested
+from anynan.tensorflow.replay import nested, turns
 from anynan.tensorflow.replay.reached import Began, Reached
 from anynan.tensorflow.replay.steps import Held, Part, Step
 from anynan.tensorflow.replay.taped import Differentiated
@@ -153,8 +153,7 @@ class Answers:
         for _turn in most:
             if not cond(*loop_vars):
                 break
-            found = body(*loop_vars)
-            loop_vars = found if isinstance(found, list | tuple) else (found,)
+            loop_vars = turns.several(body(*loop_vars))
         return loop_vars
 
     def _spend(self) -> None:
@@ -360,6 +359,15 @@ class Programs(Part):
         except UntracedError as error:
             raise failed or error from None
 
+    def parted(self, step: Step) -> AbstractContextManager[None]:
+        """Have the turn of a loop that goes bad traced by itself."""
+
+        def value(graph: Any, x: Any) -> Any:
+            given = [value for _, value in arguments(step, step.fn)]  # captures come after them
+            return self._ask(step, graph, list(zip(graph.inputs, given, strict=False)), x)
+
+        return turns.parted(value)
+
     def _ask(self, step: Step, graph: Any, inputs: list[tuple[Any, Any]], x: Any) -> Any:
         """Give the value of a tensor of a graph that is still traced."""
         captured, variables = _captured(graph, graph.captures, step.kept)
@@ -391,9 +399,11 @@ def _captured(
     graph: Any, pairs: list[tuple[Any, Any]], held: list[tuple[Any, Any]]
 ) -> tuple[list[Any], dict[str, Any]]:
     """Give what a graph took from around it, and the variables among it by their inputs' names."""
-    owners = {id(v.handle): v for v in graph.variables if hasattr(v, "handle")}
     # A graph takes each replica's part of a variable, and the layers know the whole.
     kept = {id(part): (v, value) for v, value in held for part in parts(v)}
+    # One that is still traced does not know its variables yet.
+    known = (*graph.variables, *(part for v, _ in held for part in parts(v)))
+    owners = {id(v.handle): v for v in known if hasattr(v, "handle")}
     found: list[Any] = []
     variables = {}
     for value, placeholder in pairs:

@@ -89,7 +89,8 @@ class Recorder:
         found.uncompiled = self.program.compiled and not self.run.compiled
         found.notes += dict.fromkeys(self.trouble)
         found.end()
-        opaque = [names.OPAQUE.get(kind) for r in found.records for kind in r.raw.split(", ")]
+        made = (r for r in found.records if not any(x.parents for x in r.operands))
+        opaque = [names.OPAQUE.get(kind) for r in made for kind in r.raw.split(", ")]
         for what in dict.fromkeys(filter(None, opaque)):
             found.notes.append(LOOP_UNOPENED(what=what))
         return found

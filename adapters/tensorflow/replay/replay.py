@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import takewhile
 from typing import Any
 
@@ -13,7 +13,7 @@ from anynan._base.context import replay_context
 from anynan._calls.collector import collecting
 from anynan._diagnosis.agreement import CheckedPoint, divergence
 from anynan._diagnosis.evidence import ReplayError
-from anynan._diagnosis.lineage import Replay
+from anynan._diagnosis.lineage import OpRecord, Replay
 from anynan._diagnosis.rules.repair import Repair
 from anynan._diagnosis.trials import Attempt
 from anynan._reach.kept import contents_stay
@@ -189,7 +189,7 @@ class Replays(Part):
             if not (run.optimized or result.uncompiled or spread):
                 result.passed = self._passed(run)
             nested_end = run.end is not None and run.end.type in FUNCTIONS
-            opaque = _opaque(result, run)
+            opaque = _opaque(result.records, run)
             calls = any(node.type in FUNCTIONS for node in program.graph.get_operations())
             if failed and not spread and (opaque or nested_end or (calls and not result.records)):
                 deeper = self._deeper(step, types(program.graph))
@@ -208,7 +208,7 @@ class Replays(Part):
         Returns:
             What was seen; None where that is not what the first run would have come to.
         """
-        if _is_spread(step):
+        if _is_spread(step) or step.opened is None:  # a long loop that is repaired may never end
             return None
         runner = FixRunner(repairs, self._traces)
         try:
@@ -378,25 +378,28 @@ class Replays(Part):
         """Run a step again with what is nested in place; None if that shows nothing."""
         found = None
         rolled = any(getattr(x, "unroll", None) is False for x in self._layers.alive().values())
-        plain = [(False, False)] if rolled else []
-        for unrolled, asked in ((True, False), *plain, (True, True)):
-            opened = {"unrolled": unrolled, "asked": asked}
+        plain = [(False, "")] if rolled else []
+        for unrolled, way in ((True, ""), *plain, (True, "asked"), (True, "parted")):
+            opened, parted = {"unrolled": unrolled, "asked": way == "asked"}, way == "parted"
             # Each value that is asked for would call the program's own functions.
-            if asked and (step.taped or step.made or not PYTHON.isdisjoint(kinds)):
+            if way and (step.taped or step.made or not PYTHON.isdisjoint(kinds)):
                 continue
+            parts = self._programs.parted(step) if parted else nullcontext()
             try:
-                with self._in_place(**opened):
+                with self._in_place(**opened), parts:
                     program = self._programs.prepare(step, fresh=True)
                 run = Run(program)
                 run.flag(failed=True)
                 result = Recorder(self._layers, program, run).result()
             except (ReplayError, tf.errors.OpError):
                 continue
-            whole = not _opaque(result, run)
+            # What follows the turn that a loop was parted at is a loop, too.
+            whole = not _opaque(result.records[:1] if parted else result.records, run)
             # A loop that is too long ends before anything comes out of it.
-            reached = bool(result.records) and (not asked or bool(result.sinks))
+            reached = bool(result.records) and (way != "asked" or bool(result.sinks))
             if reached and (found is None or whole):
-                step.opened, step.compiled, found = opened, run.compiled, result
+                step.opened = None if parted else opened
+                step.compiled, found = run.compiled, result
                 if whole:
                     break
         return found
@@ -406,9 +409,9 @@ class Replays(Part):
         return nested.in_place(self._state, layers, unrolled=unrolled, asked=asked)
 
 
-def _opaque(replay: Replay, run: Run) -> bool:
+def _opaque(records: list[OpRecord], run: Run) -> bool:
     """Tell whether something bad comes out of what was not looked into: also by a list."""
-    kinds = {kind for record in replay.records for kind in record.raw.split(", ")}
+    kinds = {kind for record in records for kind in record.raw.split(", ")}
     loops = any(node.type.endswith("While") for node in run.program.graph.get_operations())
     lists = loops and any(kind.startswith("TensorList") for kind in kinds)
     return lists or not kinds.isdisjoint(names.OPAQUE)

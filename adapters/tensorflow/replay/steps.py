@@ -30,7 +30,7 @@ class Step:
         layer: True where it is a layer that was called outside of every graph.
         began: What its code could reach, as it was before the step; None if it was compiled.
         ended: The exception that ended it.
-        opened: How its fault showed: what was unrolled.
+        opened: How its fault showed: what was unrolled; None where a loop was parted.
         compiled: Whether it showed only under XLA.
         taped: What ran under the tape, where that is what is run again.
         gives: Whether what the function of a model gave was read.
@@ -44,7 +44,7 @@ class Step:
     layer: bool = False
     began: Began | None = None
     ended: BaseException | None = None
-    opened: dict[str, bool] = field(default_factory=lambda: {"unrolled": False})
+    opened: dict[str, bool] | None = field(default_factory=lambda: {"unrolled": False})
     compiled: bool = False
     taped: Differentiated | None = None
     made: Callable[[], Any] | None = None
