@@ -47,7 +47,7 @@ def _first_bad(run: Any, cond: Any, body: Any, loop_vars: Any, kwargs: dict[str,
 
     def turn(count: Any, _: Any, *values: Any) -> Any:
         made = several(body(*values))
-        return (count + 1, _fine(made), *made)
+        return (count + 1, tf.logical_and(_fine(made), _wrote_fine(made, count)), *made)
 
     more = lambda _, fine, *values: tf.logical_and(fine, cond(*values))  # noqa: E731
     count, fine, *_ = run(more, turn, (0, _fine(loop_vars), *loop_vars), **kwargs)
@@ -55,11 +55,16 @@ def _first_bad(run: Any, cond: Any, body: Any, loop_vars: Any, kwargs: dict[str,
 
 
 def _fine(values: Any) -> Any:
-    """Tell whether what a turn hands on is finite, with the lists whose shapes are known."""
+    """Tell whether the arrays that a turn hands on are finite."""
     found = [x for x in tf.nest.flatten(values) if tf.is_tensor(x)]
-    lists = [x for x in tf.nest.flatten(values) if isinstance(x, tf.TensorArray)]
-    found += [x.stack() for x in lists if x.element_shape.is_fully_defined()]
     return tf.reduce_all([tf.reduce_all(tf.math.is_finite(x)) for x in found if is_float(x)])
+
+
+def _wrote_fine(values: Any, count: Any) -> Any:
+    """Tell whether what a turn wrote at its own place of each list is finite."""
+    lists = [x for x in tf.nest.flatten(values) if isinstance(x, tf.TensorArray)]
+    known = [x for x in lists if x.element_shape.is_fully_defined()]
+    return _fine([x.read(tf.minimum(count, x.size() - 1)) for x in known])
 
 
 def several(found: Any) -> Any:
