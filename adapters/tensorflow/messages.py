@@ -34,6 +34,10 @@ NOT_UNDER_TAPE = Message(
     "function: track the function around it with anynan.tensorflow.track, and the report "
     "names the operation",
 )
+FUNCTION_UNWATCHED = Message(
+    "function-unwatched",
+    "{name}, a tf.function that takes no gradient: anynan.tensorflow.track({name})",
+)
 DREW_OTHERS = Message("drew-others", "{drawn} drew other numbers in the second run")
 GRAPH_OPTIMIZED = Message(
     "graph-optimized",

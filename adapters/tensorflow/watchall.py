@@ -13,6 +13,7 @@ from anynan._steps.tracked import Tracked
 from anynan.errors import reason
 from anynan.options import Options
 from anynan.tensorflow.graphs.operations import BACKWARD
+from anynan.tensorflow.messages import FUNCTION_UNWATCHED
 from anynan.tensorflow.read.frames import Frame
 from anynan.tensorflow.replay.steps import Step
 from anynan.tensorflow.session import runs
@@ -27,12 +28,16 @@ class Wide(Session):
 
     Args:
         tracker: Judges.
+
+    Attributes:
+        passed: Names of compiled functions that take no gradient: what they give is not read.
     """
 
     runs_alone = True
 
     def __init__(self, tracker: Tracked) -> None:
         super().__init__(dict, None, tracker)
+        self.passed: dict[str, None] = {}
         self._trains: ByIdentity[Any, bool] = ByIdentity()
         self._sessions = runs.watch(self._ran, self._free, self._not_run)
 
@@ -81,7 +86,9 @@ class Wide(Session):
             return False
         if fn not in self._trains:
             self.trace_first(fn, args, kwargs)
-            self._trains[fn] = _takes_gradients(fn, args, kwargs)
+            trains = self._trains[fn] = _takes_gradients(fn, args, kwargs)
+            if code is not None and not trains:
+                self.passed[code.co_name] = None
         return self._trains[fn]
 
 
@@ -104,8 +111,15 @@ def watch_all(options: Options, found: Found) -> Callable[[], None]:
         What undoes it; the tracker stays.
     """
     tracker = Tracked(_the_program, options, "the program")
-    found.add(Wide(tracker).start())
-    return lambda: spoiled(tracker, found)
+    wide = Wide(tracker)
+    found.add(wide.start())
+
+    def end() -> None:
+        for name in () if len(tracker.history) else wide.passed:
+            found.unwatched(FUNCTION_UNWATCHED(name=name))
+        spoiled(tracker, found)
+
+    return end
 
 
 def _the_program() -> None:

@@ -544,6 +544,20 @@ def test_a_bad_array_that_a_compiled_test_gives_is_told_and_a_mask_is_not(fitted
     assert event.operation.source.line == line(__file__, "test array")
 
 
+@pytest.mark.parametrize("trains", [False, True])
+def test_a_function_that_takes_no_gradient_is_listed_where_nothing_else_ran(trains):
+    found, net = Found(), model()
+    end = watch_everything(Options(action="record"), found)
+    try:
+        tf.function(log_of_negative)(X)
+        if trains:
+            train(net, tf.reduce_mean, keras.optimizers.SGD())
+    finally:
+        end()
+    told = "\n".join(found.lines(8, harmed=False))
+    assert trains != ("unwatched log_of_negative, a tf.function that takes no gradient" in told)
+
+
 @pytest.mark.tier(2)
 def test_fit_of_an_older_keras_is_run_again_with_its_batch():
     older = pytest.importorskip("tf_keras")

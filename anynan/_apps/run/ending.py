@@ -5,7 +5,12 @@ import re
 from collections import deque
 from typing import Any
 
-from anynan._apps.run.messages import ENDED_BEFORE, MADE_ELSEWHERE, NOTHING_RAN
+from anynan._apps.run.messages import (
+    ENDED_BEFORE,
+    MADE_ELSEWHERE,
+    NOTHING_RAN,
+    NOTHING_WATCHED,
+)
 from anynan._base.escaping import name as printed
 from anynan._base.sources import located
 from anynan._base.tracebacks import last_own
@@ -86,7 +91,7 @@ class Ending:
         broken = isinstance(self._error, Exception)  # what its step would have read is not known
         told += [*self._found.lines(SHOWN, harmed=broken), *self._met]
         if not any(line.startswith("anynan: ") for line in told):
-            told[:0] = _unseen(self._error)
+            told[:0] = _unseen(self._error, partly=any(x.startswith("  unwatched") for x in told))
         if self._death and not self.bad:
             function = "" if self._source is None else printed(self._source.function)
             way = f": track `{function}` to see it" if function.isidentifier() else ""
@@ -114,10 +119,12 @@ class Ending:
         return told + ([follows] if after else [])
 
 
-def _unseen(error: BaseException | None) -> list[str]:
+def _unseen(error: BaseException | None, *, partly: bool) -> list[str]:
     if _told_by_us(error):
         return []
-    return [NOTHING_RAN() if error is None or isinstance(error, SystemExit) else ENDED_BEFORE()]
+    if error is not None and not isinstance(error, SystemExit):
+        return [ENDED_BEFORE()]
+    return [NOTHING_WATCHED() if partly else NOTHING_RAN()]
 
 
 def _told_by_us(error: BaseException | None) -> bool:
