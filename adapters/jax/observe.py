@@ -14,6 +14,7 @@ from jax import tree_util
 from jax.extend import core as jc
 
 from anynan._arrays.arguments import positional
+from anynan._reach import named
 from anynan._trace.op import Observed, Observer, Op, RerunError
 from anynan._trace.target import Target
 from anynan.errors import reason
@@ -48,11 +49,7 @@ def _names_jax(target: Any, given: Any) -> bool:
     """Tell whether a function that is given NumPy's arrays takes them to JAX in its own code."""
     if not any(isinstance(x, np.ndarray) for x in tree_util.tree_leaves(given)):
         return False
-    try:
-        names = inspect.getclosurevars(inspect.unwrap(target))
-    except TypeError:  # no function
-        return False
-    used = (*names.globals.values(), *names.nonlocals.values())
+    used = named(inspect.unwrap(target)).values()
     return any(isinstance(x, ModuleType) and x.__name__.split(".")[0] == "jax" for x in used)
 
 

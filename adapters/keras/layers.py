@@ -5,7 +5,7 @@ import inspect
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import keras
@@ -13,6 +13,7 @@ import numpy as np
 
 from anynan._base.patches import Patches
 from anynan._base.sources import GRAPHS
+from anynan._reach import named
 
 _SETTINGS = (
     "learning_rate", "weight_decay", "beta_1", "beta_2", "epsilon", "momentum", "rho",
@@ -54,10 +55,7 @@ def refuse_unbuilt(model: Any) -> None:
 
 def unbuilt_in(target: Any, args: Iterable[Any]) -> list[Any]:
     """List the models that a call uses by name or is given, and that are not built yet."""
-    used = [target, *args]
-    with suppress(TypeError):  # no function
-        names = inspect.getclosurevars(inspect.unwrap(target))
-        used += [*names.globals.values(), *names.nonlocals.values()]
+    used = (target, *args, *named(inspect.unwrap(target)).values())
     return [x for x in used if isinstance(x, keras.layers.Layer) and not x.built]
 
 

@@ -531,3 +531,12 @@ def sets(kind: type) -> frozenset[str]:
             if name != "__init__" and isinstance(method, types.FunctionType):
                 found |= names(method.__code__)[2]
     return frozenset(found)
+
+
+def named(fn: Any) -> dict[str, Any]:
+    """Give what a function's own code names around it: in its closure, and in its globals."""
+    try:
+        names = inspect.getclosurevars(fn)
+    except TypeError:  # no function of Python's
+        return {}
+    return {**names.globals, **names.nonlocals}

@@ -141,7 +141,7 @@ class Watch:
         self.ran = False
         self.sites: list[Site] | None = None
         self.calls = [point.call for point in self.points]
-        self._glanced: tuple[Any, list[int]] | None = None
+        self.numbers = [order for order, at in enumerate(self.order) if self.single[at]]
         self.table: tuple[int, Any] | None = None
         self.restored = program.restorable if settings.restores(program.donated) else {}
         self.states = self._states()
@@ -317,27 +317,23 @@ class Watch:
         flags = meant.astype(words.dtype)[:, None]
         return jnp.broadcast_to(flags, (len(self.values), words.shape[1]))
 
-    def glance(self, read: Any) -> tuple[list[float], list[float]] | None:
-        """Give both ends of each point's values, if the sum of what was read shows all are fine.
+    def glance(self, read: Any) -> tuple[list[Site], list[int], list[float], list[float]] | None:
+        """Give a step's readings as ``extend`` takes them, if the sum of all shows they are fine.
 
         Returns:
             None where one may not be, or where more than totals is read.
         """
         if self.sites is None or self.width > 1 or self.word.any():
             return None
-        if self._glanced is None:
-            numbers = [order for order, at in enumerate(self.order) if self.single[at]]
-            self._glanced = self.place[self.order], numbers
-        places, numbers = self._glanced
-        column = read[places, 0]
+        column = read[self.place[self.order], 0]
         if not math.isfinite(np.add.reduce(column, dtype=float)):
             return None
-        low, high = ([end] * len(places) for end in probes.UNREAD)
-        for order in numbers:
+        low, high = ([end] * len(column) for end in probes.UNREAD)
+        for order in self.numbers:
             low[order] = high[order] = x = float(column[order])
             if abs(x) > self.sites[order].limit:
                 return None
-        return low, high
+        return self.sites, self.calls, low, high
 
     def rows(self, read: Any) -> Any:
         """Turn what was read into word, smallest, largest and statistics of each value."""

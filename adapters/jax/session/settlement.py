@@ -101,11 +101,10 @@ class StepReader(BaseAdapter):
 
     def _is_fine(self, step: Step, words: Any) -> bool:
         """Write a step of which a glance shows that nothing is bad, as in most."""
-        watch, rows = step.watch, step.rows
-        ends = None if self._spoilt else watch.glance(words)
-        if ends is None or watch.sites is None:
+        rows, readings = step.rows, None if self._spoilt else step.watch.glance(words)
+        if readings is None:
             return False
-        rows.extend(watch.sites, watch.calls, *ends)
+        rows.extend(*readings)
         rows.mark_judged()
         if step.moved is not None:
             step.moved.write(rows)

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from anynan._base.sources import is_library
+from anynan._reach import named
 
 _DEEP = 3  # functions that call each other, where a model is looked for
 
@@ -84,11 +85,7 @@ def variables_in(fn: Any) -> list[tuple[str, Any]]:
 def names_in(fn: Any, depth: int = 0) -> dict[str, Any]:
     """Give what a function's names mean: in its closure and its globals, and in functions there."""
     python = getattr(fn, "python_function", fn)
-    try:
-        names = inspect.getclosurevars(getattr(python, "__wrapped__", python))
-    except TypeError:
-        return {}
-    found = {**names.globals, **names.nonlocals}
+    found = named(getattr(python, "__wrapped__", python))
     for value in list(found.values()) if depth < _DEEP else ():
         inner = getattr(value, "python_function", value)
         if inspect.isfunction(inner) and not is_library(inner.__code__.co_filename):
