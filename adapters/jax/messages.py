@@ -7,7 +7,7 @@ PROGRAM_UNWATCHED = Message(
 )
 MODEL_BUILDS = Message(
     "model-builds",
-    "this call of {name} builds a Keras model and ran unwatched: what follows is watched",
+    "this call of {name} builds a Keras model, so it ran unwatched; the next calls are watched",
 )
 OPERATION_OPAQUE = Message(
     "operation-opaque",
