@@ -28,6 +28,15 @@ def test_graph_that_was_traced_before_is_said():
         assert len(tracker.notes) == 1
 
 
+@pytest.mark.parametrize("action", ["raise", "warn"])
+def test_a_tracked_function_over_a_variable_is_not_said_to_be_traced_before(action):
+    scale = tf.Variable(2.0)
+    tracked = anynan.tensorflow.track(tf.function(lambda x: x * scale), action=action)
+    for x in (1.0, 1.0, [1.0, 2.0]):
+        tracked(tf.constant(x))
+    assert tracked.notes == ()
+
+
 @pytest.mark.parametrize("value", [1.0, float("nan")])
 def test_a_compiled_function_that_closes_over_its_batch_runs_and_is_read(value: float):
     model = models.functional(keras.layers.Dense(4, name="inner"))

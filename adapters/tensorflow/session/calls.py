@@ -44,6 +44,8 @@ class Calls(Part):
         # Functions that hold checks, and those that were asked for tracked weights.
         self._known: SetByIdentity[Any] = SetByIdentity()
         self._asked: SetByIdentity[Any] = SetByIdentity()
+        # What nobody had called when it was tracked.
+        self.fresh: SetByIdentity[Any] = SetByIdentity()
 
     # Layers.
 
@@ -469,7 +471,8 @@ class Calls(Part):
 
         Nobody called ``track`` for what was found: its weights are known from their gradients on.
         """
-        if fn in self._asked or not count or self._tracker.judge.subject.found:
+        known = fn in self._asked or fn in self.fresh
+        if known or not count or self._tracker.judge.subject.found:
             return
         self._asked.add(fn)
         try:

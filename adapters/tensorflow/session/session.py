@@ -80,6 +80,8 @@ class Session(BaseAdapter):
 
     def start(self) -> Tracker:
         """Begin to watch, until the tracker is removed or the model is gone."""
+        if not getattr(self.tracker.fn, "experimental_get_tracing_count", lambda: 1)():
+            self.calls.fresh.add(self.tracker.fn)
         model = self.layers.model()
         if model is not None:
             weakref.finalize(model, _gone, weakref.ref(self)).atexit = False
