@@ -177,7 +177,9 @@ def test_the_doctor_tells_versions_devices_and_what_is_watched(
     [
         ("raise ImportError('libcuda is gone')", "cannot be used: ImportError: libcuda is gone"),
         ("import os; os._exit(9)", "cannot be used: exit status 9"),
-        ("import time; time.sleep(60)", "did not answer within 1 s"),
+        pytest.param(
+            "import time; time.sleep(60)", "did not answer within 1 s", marks=pytest.mark.tier(2)
+        ),
     ],
 )
 def test_the_doctor_survives_a_framework_that_is_broken(

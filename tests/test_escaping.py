@@ -99,6 +99,7 @@ def test_what_a_program_names_at_length_is_cut_in_the_middle() -> None:
     assert "x.last" in text
 
 
+@pytest.mark.tier(2)
 def test_a_container_of_any_depth_gives_a_short_report() -> None:
     nested: Any = np.array([np.nan])
     for _ in range(20_000):

@@ -109,6 +109,7 @@ def test_every_writes_one_step_in_so_many_and_the_bad_ones(tmp_path: Path) -> No
             tracker.to_jsonl(tmp_path / "no.jsonl", every=wrong)
 
 
+@pytest.mark.tier(2)
 def test_any_beginning_of_a_file_can_be_read(tmp_path: Path) -> None:
     written(tmp_path / "run.jsonl")
     whole = (tmp_path / "run.jsonl").read_bytes()

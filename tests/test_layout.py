@@ -111,6 +111,7 @@ def test_wheel_holds_the_tracked_files(tmp_path: Path) -> None:
     assert "anynan/py.typed" in shipped
 
 
+@pytest.mark.tier(2)
 def test_sdist_holds_what_the_wheel_is_made_of(tmp_path: Path) -> None:
     with tarfile.open(_build("sdist", tmp_path)) as archive:
         members = archive.getmembers()

@@ -394,6 +394,7 @@ def timed(records: list[OpRecord], sinks: list[Sink]) -> tuple[Lineage, float]:
     return verdict, min(seconds)
 
 
+@pytest.mark.tier(2)
 def test_a_long_chain_with_a_sink_at_every_step_is_fast() -> None:
     chain = [op(0, "log", fine()), *(op(i, "add", made(i - 1)) for i in range(1, MANY))]
     verdict, seconds = timed(chain, [leaves(i) for i in range(MANY)])
@@ -409,6 +410,7 @@ def many_faults() -> list[OpRecord]:
     return records
 
 
+@pytest.mark.tier(2)
 def test_many_faults_that_meet_are_fast_and_all_harmful() -> None:
     verdict, seconds = timed(many_faults(), [loss(MANY - 1)])
     assert origin(verdict) == 0
@@ -416,6 +418,7 @@ def test_many_faults_that_meet_are_fast_and_all_harmful() -> None:
     assert seconds < 1
 
 
+@pytest.mark.tier(2)
 def test_many_faults_that_meet_take_little_memory() -> None:
     records = many_faults()
     tracemalloc.start()

@@ -324,6 +324,7 @@ def test_the_page_of_a_large_run_opens_at_once(tmp_path: Path) -> None:
     assert seconds["page"] - seconds["empty"] < 3
 
 
+@pytest.mark.tier(2)
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
 def test_it_is_light_and_dark(tmp_path: Path) -> None:
     failing().to_html(tmp_path / "page.html")
@@ -360,6 +361,7 @@ def test_a_comparison_has_a_bar_for_every_layer_and_stands_alone(tmp_path: Path)
     assert "10,000 times what rounding explains" in read.words
 
 
+@pytest.mark.tier(2)
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
 def test_the_bars_of_a_comparison_are_drawn_as_long_as_their_ratios(tmp_path: Path) -> None:
     apart().to_html(tmp_path / "plain.html")

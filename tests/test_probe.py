@@ -470,6 +470,7 @@ print(before == after, after == turns())
 """
 
 
+@pytest.mark.tier(2)
 @pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="nobody counts turns here")
 def test_no_pool_of_threads_wakes() -> None:
     """How often each other thread had its turn is counted: none has one while anynan looks."""

@@ -34,6 +34,7 @@ for i, program in enumerate(programs):
 """
 
 
+@pytest.mark.tier(2)
 def test_beside_a_plain_array_under_a_vendored_array_api_compat(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -109,6 +109,7 @@ def test_a_function_tracked_by_any_backend_is_sent_as_what_it_wraps(name: str) -
     tracker.remove()
 
 
+@pytest.mark.tier(2)
 def test_a_tracked_function_in_joblib_and_dask() -> None:
     joblib, delayed = pytest.importorskip("joblib"), pytest.importorskip("dask").delayed
     tracked = anynan.track(plain)

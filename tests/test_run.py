@@ -163,6 +163,7 @@ def test_a_fault_is_reported_where_the_program_stands(tmp_path: Path) -> None:
     assert "anynan: Sequential: 1 bad in 1 step" in done.stderr
 
 
+@pytest.mark.tier(2)
 def test_a_program_that_is_only_warned_goes_on_and_the_report_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -297,6 +298,7 @@ else:
 """
 
 
+@pytest.mark.tier(2)
 @pytest.mark.parametrize("words", first(1, [("-m", "sub.again"), ("sub/again.py",)]))
 def test_a_program_that_starts_itself_again_is_watched_there_too(
     words: tuple[str, ...], folder: Path
@@ -419,6 +421,7 @@ def test_a_step_that_an_exception_ended_gets_no_all_clear(tmp_path: Path) -> Non
     assert "anynan: Linear: nothing bad was read in 1 step" in done.stderr
 
 
+@pytest.mark.tier(2)
 def test_what_the_models_made_was_fine_and_the_program_died_of_what_came_after(
     tmp_path: Path,
 ) -> None:
@@ -504,6 +507,7 @@ def test_the_same_again_is_one_line_with_a_count() -> None:
     assert step.report().count("event     ") == 1
 
 
+@pytest.mark.tier(2)
 def test_what_a_report_of_lines_says_agrees_with_the_run_it_was_written_by(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

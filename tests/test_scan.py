@@ -488,6 +488,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
+@pytest.mark.tier(2)
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is counted in KiB on Linux")
 def test_a_file_larger_than_its_memory(tmp_path: Path) -> None:
     size = 1 << 29

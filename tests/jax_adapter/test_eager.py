@@ -126,6 +126,7 @@ def test_a_decision_by_a_bad_number_is_told_at_its_line(decide, many):
     assert (jnp.isnan, jax.Array.__subclasses__()[0].__bool__) == plain
 
 
+@pytest.mark.tier(2)
 def test_numbers_are_asked_for_by_name_and_in_several_threads_at_once():
     end = watch_everything(Options(action="record", level="step"), Found())
     x, failed, interval = jnp.ones(2), [], sys.getswitchinterval()

@@ -157,6 +157,7 @@ def test_a_replay_that_fails_leaves_a_report(options, monkeypatch):
     assert any("broken inside" in note for note in (*event.notes, *tracked.notes))
 
 
+@pytest.mark.tier(2)
 def test_the_first_call_of_a_process_may_be_inside_a_jit():
     code = """
         import anynan, jax, jax.numpy as jnp

@@ -15,6 +15,7 @@ from anynan._everywhere import Found, watch_everything
 from anynan.options import Options
 from tests.keras_adapter.models import line
 from tests.processes import python
+from tests.tiers import first
 
 X = tf.ones((2, 3))
 
@@ -341,7 +342,7 @@ def given_slope(x):
     return tf.clip_by_value(x, -1.0, 1.0), slope
 
 
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("compiled", first(1, [True, False]))
 def test_a_gradient_that_the_program_gives_is_opened(compiled):
     w = tf.Variable([1.0, 4.0])
 
@@ -394,7 +395,7 @@ def test_what_a_new_weight_came_with_is_not_put_to_an_update_before_it(by_hand):
     assert (event.phase, event.step, event.cause.tag) == ("parameter", 1, "bad_parameter")
 
 
-@pytest.mark.parametrize("fault", [0.0, np.nan, None])
+@pytest.mark.parametrize("fault", first(1, [np.nan, 0.0, None]))
 def test_a_compiled_function_that_only_draws_by_bad_logits_is_told(fault):
     net, names = model(), tf.constant(["a", "b"])
 
@@ -471,7 +472,7 @@ def test_a_gradient_that_a_compiled_step_changes_is_told_with_its_line():
 
 
 @pytest.mark.filterwarnings("ignore::anynan.AnynanWarning")
-@pytest.mark.parametrize("action", ["record", "skip"])
+@pytest.mark.parametrize("action", first(1, ["record", "skip"]))
 def test_what_a_compiled_step_assigns_by_hand_is_told_with_its_line(action):
     w = tf.Variable([1.0, 4.0])
 
@@ -490,7 +491,7 @@ def test_what_a_compiled_step_assigns_by_hand_is_told_with_its_line(action):
     assert np.isfinite(w.numpy()).all() == (action == "skip")
 
 
-@pytest.mark.parametrize("by_hand", [False, True])
+@pytest.mark.parametrize("by_hand", first(1, [False, True]))
 def test_a_gradient_that_a_loop_changes_is_told_with_its_line(by_hand):
     net, optimizer = model(), keras.optimizers.Adam()
 
@@ -510,7 +511,7 @@ def test_a_gradient_that_a_loop_changes_is_told_with_its_line(by_hand):
     assert event.operation.source.line == line(__file__, "changed outside")
 
 
-@pytest.mark.parametrize("metric", [keras.metrics.Mean, keras.metrics.MeanAbsoluteError])
+@pytest.mark.parametrize("metric", first(1, [keras.metrics.Mean, keras.metrics.MeanAbsoluteError]))
 def test_the_loss_of_a_test_outside_of_functions_is_told_with_its_line(metric):
     net, held = model(), metric()
 
@@ -523,7 +524,7 @@ def test_the_loss_of_a_test_outside_of_functions_is_told_with_its_line(metric):
     assert event.operation.source.line == line(__file__, "test loss")
 
 
-@pytest.mark.parametrize("fitted", [False, True])
+@pytest.mark.parametrize("fitted", first(1, [True, False]))
 def test_a_bad_array_that_a_compiled_test_gives_is_told_and_a_mask_is_not(fitted):
     net = model()
     net.compile("sgd", "mse")

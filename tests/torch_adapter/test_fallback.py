@@ -87,6 +87,7 @@ def test_level_operation_tells_of_the_run_it_saw(fault: Any, tracked: str, read:
     assert not event.notes
 
 
+@pytest.mark.tier(2)
 def test_level_operation_runs_compiled_code_again_which_it_cannot_see() -> None:
     class Log(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -27,6 +27,7 @@ for i in range(2):
 """
 
 
+@pytest.mark.tier(2)
 def test_a_log_that_a_loss_module_makes_infinite_is_told_and_not_the_loss(tmp_path: Path) -> None:
     made = "torch.log(torch.softmax(x * 1e3, 1))"
     _, _, said = run(tmp_path, LOSS_MODULE.format(made=made))
