@@ -36,6 +36,11 @@ LAYERS_UNSEEN = Message(
 )
 MODEL_CALL_UNSEEN = Message("model-call-unseen", "anynan did not see the model's own call{why}")
 WRITTEN_INTO = Message("written-into", "what it gave was written into {name}")
+READ_BAD = Message(
+    "read-bad",
+    "the {kind} that the program read at {where} was made by {name} at {source}; no loss or "
+    "gradient that was read is bad",
+)
 SCRIPTED = Message(
     "scripted",
     "layers that torch.jit scripted or traced take no hooks, so they are not watched: what "

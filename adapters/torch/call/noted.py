@@ -116,14 +116,15 @@ class Notes(FunctionMode):
         around: Called with each backward pass: before it with True, and behind it with False, and
             with what it gave.
         inside: How many passes and calls run in which nothing is noted.
-        refused: What a function that draws was given last and raised over.
+        refused: The exception that an operation raised last, by its identity, and the tensors that
+            the operation was given, small ones alone.
         reads: Called with a tensor that is bad as the program looks at its value.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.ended = False
-        self.refused: Any = None
+        self.refused: tuple[int, list[torch.Tensor]] = 0, []
         # As plain tuples: a Note takes longer to make.
         self.notes: list[Any] = []
         self.before: list[Any] = []
@@ -179,7 +180,11 @@ class Notes(FunctionMode):
         if kind == SKIP:
             return func(*args, **kwargs) if kwargs else func(*args)
         if kind == PLAIN:
-            out = func(*args, **kwargs) if kwargs else func(*args)
+            try:
+                out = func(*args, **kwargs) if kwargs else func(*args)
+            except Exception as error:
+                self._refuse(error, args, kwargs)
+                raise
             if type(out) is not _Tensor and not isinstance(out, tuple | list):
                 return out
             try:
@@ -222,8 +227,6 @@ class Notes(FunctionMode):
             if len(self.notes) > MOST:
                 self._turn()
             return out
-        if kind == WRITES:
-            return self._write(func, args, kwargs or {})
         if kind == PASS:
             return self._pass(func, args, kwargs or {})
         if kind == READ:
@@ -236,13 +239,20 @@ class Notes(FunctionMode):
                 self._gradients.append(_ref(out))
             return out
         try:
+            if kind == WRITES:
+                return self._write(func, args, kwargs or {})
             out = func(*args, **kwargs) if kwargs else func(*args)
-        except Exception:
-            self.refused = args[0] if kind == DRAWN and args else None
+        except Exception as error:
+            self._refuse(error, args, kwargs)
             raise
         if kind == DRAWN and type(out) is _Tensor:
             self.hold(out)
         return out
+
+    def _refuse(self, error: Exception, args: tuple[Any, ...], kwargs: Any) -> None:
+        """Keep what an operation raised an exception over: it may be bad, whatever that says."""
+        given = [x for x in leaves((args, kwargs or {})) if type(x) in (_Tensor, _Parameter)]
+        self.refused = id(error), [x for x in given if x.nbytes <= SMALL]
 
     def _write(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Note an operation that writes to its first operand, or to each of a list."""
@@ -386,6 +396,17 @@ class Notes(FunctionMode):
             for x in note[1]:
                 if type(x) is weakref.ReferenceType:
                     yield x
+
+    def behind(self, x: torch.Tensor) -> Iterator[torch.Tensor]:
+        """Walk what a tensor was made of, as far as it is there, the nearest first."""
+        refs = {id(_ref(x))}
+        for note in (Note(*each) for each in reversed([*self.before, *self.notes])):
+            if any(id(ref) in refs for ref, _ in note.made):
+                for ref in leaves((note.args, note.kwargs or {})):
+                    if type(ref) is weakref.ReferenceType:
+                        refs.add(id(ref))
+                        if (found := ref()) is not None:
+                            yield found
 
     # What the program looks at.
 

@@ -4,7 +4,8 @@ import itertools
 import math
 import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from os.path import basename
 from traceback import walk_stack
 from typing import Any
 
@@ -17,7 +18,7 @@ from anynan._base.messages import slug_of
 from anynan._base.sources import is_library, user_source
 from anynan._base.summary import Summary
 from anynan._diagnosis.evidence import BadParameter, ReplayError
-from anynan._diagnosis.lineage import Replay
+from anynan._diagnosis.lineage import Replay, trace
 from anynan._diagnosis.rules.repair import Repair
 from anynan._diagnosis.trials import Attempt
 from anynan._everywhere import Found
@@ -30,7 +31,7 @@ from anynan._steps.tracked import Tracked
 from anynan.options import Options
 from anynan.torch.call import noted
 from anynan.torch.call.noted import Notes, Pass
-from anynan.torch.messages import GONE
+from anynan.torch.messages import GONE, READ_BAD
 from anynan.torch.private import foreach_norm
 from anynan.torch.read import probes
 from anynan.torch.read.probes import DTYPE_NAME, measure, nonfinite, read_ends, same_memory
@@ -42,6 +43,9 @@ from anynan.torch.weights.scalers import in_sight, in_use, scales
 from anynan.tracker import begin
 
 NAME = "the program"
+# Where distributions refuse their arguments.
+_CHECKS = torch.distributions.distribution.__file__
+_WORDS = {"nan": "NaN", "posinf": "+Inf", "neginf": "-Inf"}
 # So many lines that read numbers which are bad are looked into.
 MOST = 3
 Suspect = tuple[Reading, torch.Tensor, Any]
@@ -254,13 +258,21 @@ class Watch:
         finally:
             notes.passes.remove(found)
 
+    def _over(self, notes: Notes, error: BaseException) -> Suspect | None:
+        """Find what the program ended over, if that was bad."""
+        for x, named in itertools.islice(_ended_over(error, notes), MOST):
+            found = self._look(notes, x)
+            if named or _made(found[2]):
+                return found
+        return None
+
     def finish(self) -> None:
         """Say what is bad as the program ends, where nothing was said of it."""
         notes, error = noted.of(), self._found.ended_by
         if notes is not None and not self._found.bad():
-            x = None if error is None else _named_by(error, notes.refused)
-            if x is not None:
-                self._suspect = self._look(notes, x)
+            found = None if error is None else self._over(notes, error)
+            if found is not None:
+                self._suspect = found
             elif any(slug_of(n) == METRIC_BAD.slug for t in self._found.living() for n in t.notes):
                 self._suspect = None  # a trainer read that
             if self._suspect is not None:
@@ -269,6 +281,19 @@ class Watch:
         self._weights()
         if not self._found.bad():
             self._state()
+        if not self._found.bad() and not self._found.harms:
+            self._read()
+
+    def _read(self) -> None:
+        """Say which bad numbers the program read on its way: it may have kept them, as a metric."""
+        for where, suspect in self._looked.items():
+            seen = None if suspect is None else suspect[2]
+            origin = trace(seen.records, seen.sinks).origin if seen and _made(seen) else None
+            if where and suspect and origin and origin.source:
+                at, kind = origin.source, _WORDS[suspect[0].kind or "nan"]
+                places = [f"{basename(file)}:{line}" for file, line in (where, (at.file, at.line))]
+                note = READ_BAD(kind=kind, where=places[0], name=origin.name, source=places[1])
+                self.program().tracker.judge.say(note)
 
     def updated(self, optimizer: torch.optim.Optimizer) -> None:
         """Remember an optimizer that updated."""
@@ -305,8 +330,7 @@ class Watch:
             self._harm(f"{of}{item.name}{_more(bad)}", item.summary)
 
     def _harm(self, name: str, summary: Summary) -> None:
-        word = {"nan": "NaN", "posinf": "+Inf", "neginf": "-Inf"}[summary.kind or "nan"]
-        self._found.harm(f"{name} holds {word} as the program ends")
+        self._found.harm(f"{name} holds {_WORDS[summary.kind or 'nan']} as the program ends")
 
 
 def _more(bad: list[Any]) -> str:
@@ -315,23 +339,45 @@ def _more(bad: list[Any]) -> str:
 
 def _computed(reading: Reading, x: torch.Tensor, seen: Replay | None) -> bool:
     """Tell whether a value without a graph was computed, and not there from the beginning."""
-    if seen is None or (reading.kind == "nan" and x.numel() == 1):
+    if reading.kind == "nan" and x.numel() == 1:
         return seen is not None
-    return seen.made and any(record.name != "constant" for record in seen.records)
+    return _made(seen)
 
 
-def _named_by(error: BaseException, refused: Any) -> torch.Tensor | None:
-    """Give the bad tensor for which the program ended with an exception that names NaN."""
-    if not names_bad(error):
-        return None
-    for through in reversed(tracebacks.frames(error)):
-        for name, value in list(through.tb_frame.f_locals.items()):
-            for _, x in _inside(name, value):
-                if _holds_nan(x):
-                    found: torch.Tensor = x
-                    return found
-    last: torch.Tensor | None = refused if _holds_nan(refused) else None
-    return last
+def _made(seen: Replay | None) -> bool:
+    """Tell whether a second run showed an operation that made it."""
+    return seen is not None and seen.made and any(x.name != "constant" for x in seen.records)
+
+
+def _ended_over(error: BaseException, notes: Notes) -> Iterator[tuple[torch.Tensor, bool]]:
+    """Walk the bad tensors that the program may have ended over, and tell whether it says so.
+
+    These are what an operation refused, what library code holds that raised, and what such a tensor
+    was made of: an index made of NaN is a number, and no message names it. The program's own
+    variables have a part in it only where NaN or Inf is named.
+    """
+    named, through = names_bad(error), tracebacks.frames(error)
+    number, given = notes.refused
+    by_value = isinstance(error, torch.linalg.LinAlgError)  # type: ignore[attr-defined]
+    given = given if number in map(id, _chain(error)) else []
+    for each in reversed(through):
+        file = each.tb_frame.f_code.co_filename
+        if not (named or is_library(file)):
+            break
+        by_value = by_value or file == _CHECKS
+        scope = list(each.tb_frame.f_locals.items())
+        given = given + [x for name, value in scope for _, x in _inside(name, value)]
+    given = [x for x in given if type(x) is torch.Tensor]
+    for look in filter(None, (_holds_nan, nonfinite if by_value else None)):
+        yield from ((x, named) for x in given if look(x))
+        yield from ((x, False) for each in given for x in notes.behind(each) if look(x))
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Walk an exception and those that it came from."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def _holds_nan(x: Any) -> bool:
