@@ -1,5 +1,6 @@
 """A program without modules: each backward pass over its own tensors is a step."""
 
+import inspect
 import itertools
 import math
 import sys
@@ -44,7 +45,7 @@ from anynan.tracker import begin
 
 NAME = "the program"
 # Where distributions refuse their arguments.
-_CHECKS = torch.distributions.distribution.__file__
+_CHECKS = inspect.getfile(torch.distributions.Distribution)
 _WORDS = {"nan": "NaN", "posinf": "+Inf", "neginf": "-Inf"}
 # So many lines that read numbers which are bad are looked into.
 MOST = 3
