@@ -12,3 +12,8 @@ CALLED_COMPILED = Message(
     "the model was traced by mx.compile or mx.vmap, and a tracked model is not watched there: "
     "track the step function with anynan.mlx.track, which reads its ends and runs a bad step again",
 )
+EAGER_MLX = Message(
+    "eager-mlx",
+    "MLX code that is neither differentiated nor compiled: "
+    "anynan.mlx.track(the function around it)",
+)

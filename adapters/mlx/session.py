@@ -77,6 +77,12 @@ class Session(LazyAdapter):
 
     # Life.
 
+    def renew(self, fn: Callable[..., Any]) -> None:
+        """Watch what the program made anew of the same code."""
+        self.tracker.renew(fn)
+        self._reach = Reach(code_of(fn), self.layers.kinds)
+        self.layers.search(self._reach, fn, {})
+
     def attach(self) -> None:
         """Have MLX tell what runs."""
         if self._reach is not None:
@@ -263,8 +269,14 @@ class Session(LazyAdapter):
         if local.second is not None:
             return local.second.update(run, gradients, parameters)
         named = self.gradients(gradients, parameters)
-        if local.root is None or not named or local.updating:
+        if not named or local.updating:
             return run(gradients, parameters)
+        if local.root is None:  # the step was what gave the gradients
+            result = run(gradients, parameters)
+            if isinstance(parameters, nn.Module):
+                self.layers.add_optimizer(optimizer)
+                judge.updated(self.tracker.step - 1)
+            return result
         self.layers.add_optimizer(optimizer)
         for (name, layer), x in named if self.options.backward else ():
             label = f"grad of {name.rpartition('.')[2]}"

@@ -109,18 +109,10 @@ class _Waiting(MetaPathFinder):
                     break
         finally:
             self._asks = False
-        loader: Any = None if spec is None else spec.loader
-        if loader is not None and hasattr(loader, "exec_module"):
-            run, then = loader.exec_module, self._then
-            own = vars(loader).get("exec_module")  # of another that waits for the same module
-
-            def exec_module(module: ModuleType) -> None:
-                del loader.exec_module  # the loader stays in the module's spec
-                if own is not None:
-                    loader.exec_module = own
-                run(module)
-                self.leave()  # only now: it may be looked for without being imported, or fail
-                then()
-
-            loader.exec_module = exec_module
+        if spec is not None and type(spec) in (ModuleSpec, _Loading):
+            _when_whole(spec, self._loaded)
         return spec
+
+    def _loaded(self) -> None:
+        self.leave()  # only now: it may be looked for without being imported, or fail
+        self._then()

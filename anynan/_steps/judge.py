@@ -160,7 +160,9 @@ class Judge:
 
     def updated(self, number: int) -> None:
         """Note an optimizer update; ignored if its gradients were already reported."""
-        step = self.steps.failed
+        step, last = self.steps.failed, self.consequences.continued
+        if step is None and last is not None and last.number == number:
+            step = last  # it had ended before
         if step is None:
             self.weights.updated(number)
         else:

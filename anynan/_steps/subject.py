@@ -54,6 +54,10 @@ class Subject:
         """Hold a function no longer: what the program itself does not hold is gone, with us too."""
         self._target = self.handle = None
 
+    def renew(self, fn: Any) -> None:
+        """Go on with a function that the program made anew in the place of this one."""
+        self._target = fn
+
     @property
     def target(self) -> str:
         """Say what is tracked, as ``model Generator`` or ``function preprocess``."""

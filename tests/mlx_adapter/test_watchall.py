@@ -1,0 +1,145 @@
+"""What a program differentiates and compiles is watched as if it were tracked."""
+
+import functools
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx import nn, optimizers
+
+import anynan
+from anynan._everywhere import Found, watch_everything
+from anynan.mlx.seams import SEAMS
+from anynan.options import Options
+
+X, Y = mx.full((4, 3), 0.5), mx.zeros((4, 1))
+
+
+@pytest.fixture
+def found() -> Iterator[Found]:
+    real = mx.compile, mx.grad, mx.vmap, nn.value_and_grad
+    for session in list(SEAMS.sessions):  # another test's
+        session.tracker.remove()
+    found = Found()
+    end = watch_everything(Options(action="record", level="step"), found)
+    yield found
+    end()
+    assert (mx.compile, mx.grad, mx.vmap, nn.value_and_grad) == real
+
+
+def made() -> tuple[Any, Any]:
+    mx.random.seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)), optimizers.SGD(0.1)
+
+
+def loss(model: Any, x: Any, y: Any) -> Any:
+    return mx.log((model(x) - y).square().mean() - y.sum())
+
+
+def told(found: Found) -> list[tuple[Any, ...]]:
+    return [(e.step, e.phase, e.kind, e.operation and e.operation.name) for e in found.bad()]
+
+
+@pytest.mark.parametrize("how", ["loop", "anew", "compiled"])
+def test_a_training_is_told_its_operation_once(how: str, found: Found) -> None:
+    model, optimizer = made()
+    slope = nn.value_and_grad(model, loss)
+
+    def step(x: Any, y: Any) -> Any:
+        of = nn.value_and_grad(model, loss) if how == "anew" else slope
+        value, gradients = of(model, x, y)
+        optimizer.update(model, gradients)
+        return value
+
+    if how == "compiled":
+        state = [model.state, optimizer.state]
+        step = functools.partial(mx.compile, inputs=state, outputs=state)(step)
+    for number in range(5):
+        mx.eval(step(X, Y + (number == 2)), model.parameters())
+    assert told(found) == [(2, "loss", "nan", "log")]
+    (tracker,) = found.living()
+    assert len(tracker.history) == 5
+    (line, *_) = found.lines()
+    assert ": 1 bad in 5 steps" in line
+
+
+def test_a_clean_training_is_as_without_and_says_what_ran(found: Found) -> None:
+    def train(watched: bool) -> list[float]:
+        model, optimizer = made()
+        make = nn.value_and_grad if watched else nn.utils.value_and_grad
+        slope = make(model, lambda x, y: (model(x) - y).square().mean())
+        losses = []
+        for _ in range(3):
+            value, gradients = slope(X, Y)
+            optimizer.update(model, gradients)
+            losses.append(value.item())
+        return losses
+
+    assert train(True) == pytest.approx(train(False), rel=1e-6)
+    assert not found.events
+    assert "nothing went bad in 3 steps" in found.lines()[0]
+
+
+def test_functions_of_functions_are_one_step(found: Found) -> None:
+    third = mx.grad(mx.grad(mx.grad(lambda x: x**4)))
+    assert third(mx.array(2.0)).item() == 48
+    assert mx.vmap(mx.grad(mx.sqrt))(mx.array([1.0, 4.0])).tolist() == [0.5, 0.25]
+    (tracker,) = found.living()
+    assert len(tracker.history) == 1
+
+
+def test_what_a_library_compiles_for_its_layers_is_no_step(found: Found) -> None:
+    code = compile(
+        "made = mx.compile(lambda x: x * 2)", f"{sys.prefix}/lib/site-packages/m.py", "exec"
+    )
+    room = {"mx": mx, "__name__": "m"}
+    exec(code, room)
+    assert room["made"](X).sum().item() == 12
+    assert not found.living()
+
+
+def test_a_tracker_of_the_programs_own_is_let_alone(found: Found) -> None:
+    model, optimizer = made()
+    slope = nn.value_and_grad(model, loss)
+
+    @anynan.mlx.track(action="record")
+    def step(x: Any, y: Any) -> Any:
+        value, gradients = slope(model, x, y)
+        optimizer.update(model, gradients)
+        return value
+
+    with step:
+        step(X, Y + 1)
+    assert len(step.events) == 1
+    assert not found.living()
+
+
+def test_a_weight_that_is_bad_before_is_told(found: Found) -> None:
+    model, _ = made()
+    model.layers[0].weight = mx.full((4, 3), mx.nan)
+    nn.value_and_grad(model, loss)(model, X, Y)
+    (event,) = found.bad()
+    assert (event.phase, event.parameter) == ("parameter", "layers.0.weight")
+
+
+EAGER = """
+import mlx.core as mx
+x = mx.array([-1.0])
+{line}
+"""
+
+
+@pytest.mark.parametrize(("line", "harm"), [("y = mx.log(x)", True), ("y = mx.exp(x)", False)])
+def test_eager_code_is_named_and_what_it_lost_counts(line: str, harm: bool, tmp_path: Path) -> None:
+    path = tmp_path / "script.py"
+    path.write_text(EAGER.format(line=line))
+    run = [sys.executable, "-m", "anynan", "run", "--fail", str(path)]
+    ended = subprocess.run(run, capture_output=True, text=True, check=False)
+    assert ("y holds NaN as the program ends" in ended.stderr) is harm
+    assert "[eager-mlx]" in ended.stderr
+    assert "[nothing-ran]" not in ended.stderr
+    assert ended.returncode == harm
