@@ -167,12 +167,19 @@ class Layers:
             layer = layer.rpartition(".")[0]
         return full, layer
 
-    def bad(self, weights: list[Weight]) -> list[BadParameter]:
-        """Describe those of some weights that are bad."""
+    def bad(self, weights: list[Weight], by_hand: set[str], *, known: bool) -> list[BadParameter]:
+        """Describe those of some weights that are bad.
+
+        Args:
+            weights: The weights.
+            by_hand: Which of them no optimizer wrote.
+            known: Whether their optimizer's state is that of the same time.
+        """
         return [
             BadParameter(
                 w.name, w.layer, READER.measure(w.array), buffer=not w.trained,
-                state=self._state(w.name), settings=self._settings(),
+                held=w.name not in by_hand,
+                state=self._state(w.name) if known else {}, settings=self._settings(),
             )
             for w in weights if not READER.is_finite(w.array)
         ]  # fmt: skip

@@ -36,6 +36,7 @@ class MlxLocal(Local):
         counts: How often each layer ran in this step.
         updating: Whether an optimizer is at work.
         updated: Whether this step's update was made, or dropped.
+        moved: Whether this step moved weights out of sight.
         over: Whether the next call of a tracked model begins another step.
     """
 
@@ -43,7 +44,7 @@ class MlxLocal(Local):
         """Begin a step."""
         self.inside: list[int] = []
         self.counts: Counter[str] = Counter()
-        self.updating = self.updated = self.over = False
+        self.updating = self.updated = self.moved = self.over = False
 
 
 class Session(LazyAdapter):
@@ -62,6 +63,7 @@ class Session(LazyAdapter):
         self.layers, self.local = Layers(self.options), MlxLocal()
         self._model = None if model is None else weakref.ref(model)
         self._reach: Reach | None = None
+        self._left: dict[str, weakref.ref[Any]] = {}
         if model is not None:
             self.layers.watch({"": model}, whole=True)
             self.input_names = positional(type(model).__call__)[1:]
@@ -148,8 +150,12 @@ class Session(LazyAdapter):
 
     def bad_parameters(self) -> list[BadParameter]:
         """List the weights that are bad, as the step began with them."""
-        root = self.local.root
-        return self.layers.bad(self.layers.weights() if root is None else root.weights)
+        root, moved = self.local.root, self.local.moved
+        weights = self.layers.weights() if root is None else root.weights
+        left = ((weight, self._left.get(weight.name)) for weight in weights)
+        by_hand = {weight.name for weight, ref in left if ref and ref() is not weight.array}
+        # The state is that after the update.
+        return self.layers.bad(weights, by_hand, known=not moved)
 
     # A function's step.
 
@@ -173,10 +179,23 @@ class Session(LazyAdapter):
             self.write(phase, layer, label, x, parameter=name or None, norm=bool(name))
         self._write_moved()
 
+    def end(self) -> None:
+        """Close the open step; what it moved out of sight, it updated."""
+        number, moved = self.tracker.step, self.local.moved
+        super().end()
+        if moved:
+            self.tracker.judge.updated(number)
+        self._note_weights()
+
+    def _note_weights(self) -> None:
+        """Remember the weights that a step left: others that the next begins with are by hand."""
+        self._left = {weight.name: weakref.ref(weight.array) for weight in self.layers.weights()}
+
     def _write_moved(self) -> None:
         """Read the weights that a step moved out of sight: in compiled code, or by hand."""
         if self.options.backward and (self.traced or not self.local.updated):
             for weight in self.moved(self.local.root):
+                self.local.moved = True
                 x, name = weight.array, weight.name
                 self.write("optimizer", weight.layer, weight.label, x, parameter=name)
 
@@ -276,6 +295,7 @@ class Session(LazyAdapter):
             if isinstance(parameters, nn.Module):
                 self.layers.add_optimizer(optimizer)
                 judge.updated(self.tracker.step - 1)
+                self._note_weights()
             return result
         self.layers.add_optimizer(optimizer)
         for (name, layer), x in named if self.options.backward else ():

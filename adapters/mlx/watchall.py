@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import os
 import sys
 import weakref
 from collections.abc import Callable, Hashable
@@ -12,7 +13,7 @@ import mlx.core as mx
 from mlx import nn
 
 from anynan._base.patches import Patches
-from anynan._base.sources import is_library
+from anynan._base.sources import is_anynans, is_library
 from anynan._everywhere import Found, spoiled
 from anynan._steps.tracked import inside
 from anynan.errors import AnomalyError
@@ -29,6 +30,9 @@ DOORS = ((nn, "value_and_grad"), (mx, "value_and_grad"), (mx, "grad"), (mx, "com
 BETWEEN = 8
 # What else takes functions: those of the program's run as they are in it.
 OTHERS = ("vmap", "jvp", "vjp", "checkpoint", "custom_function")
+# How a program looks at a number.
+READS = {"item", "tolist", "__float__", "__format__", "__repr__", "__str__"}
+ITEM: Any = mx.array.item
 LOOKED_AT = 2**26  # bytes: a larger array is left alone as the program ends
 
 
@@ -47,6 +51,8 @@ def watch_all(options: Options, found: Found) -> Callable[[], None]:
         patches.change(holder, name, watch.making)
     for name in OTHERS:
         patches.change(mx, name, _taking)
+    for name in READS & vars(mx.array).keys():
+        patches.change(mx.array, name, watch.reading)
 
     def undo() -> None:
         patches.undo()
@@ -68,6 +74,7 @@ class Watch:
         self._kept: dict[Hashable, Tracker] = {}
         self._trackers: list[Tracker] = []
         self.over = self.gave_way = False
+        self._read = ""
 
     def making(self, make: Callable[..., Any]) -> Callable[..., Any]:
         """Have what a function of MLX's makes of another watched."""
@@ -87,6 +94,23 @@ class Watch:
             return Watched(bare, self, code and (make.__name__, code))
 
         return made
+
+    def reading(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        """Remember where the program first looked at a NaN."""
+
+        def read(x: Any, *args: Any) -> Any:
+            out = real(x, *args)
+            if not self._read and x.size == 1 and is_float(x):
+                value: Any = out if isinstance(out, float) else ITEM(x)
+                frame: Any = sys._getframe(1)
+                while value != value and is_anynans(frame.f_code.co_filename):
+                    frame = frame.f_back
+                path = frame.f_code.co_filename
+                if value != value and not is_library(path):
+                    self._read = f"{os.path.basename(path)}:{frame.f_lineno}"
+            return out
+
+        return read
 
     def start(self, fn: Any, key: Hashable) -> Tracker | None:
         """Watch a function, by the tracker of the one before that was made of the same code."""
@@ -126,6 +150,8 @@ class Watch:
             with suppress(Exception):  # what cannot be computed is not told
                 if name[0] != "_" and _is_lost(x):
                     self._found.harm(f"{name} holds NaN as the program ends")
+        if self._read and not told:
+            self._found.harm(f"a number was NaN as it was read, at {self._read}")
         if not (self._found.added or self.gave_way) and any(
             x is mx or x is nn for x in main.values()
         ):
