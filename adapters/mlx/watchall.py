@@ -51,6 +51,7 @@ def watch_all(options: Options, found: Found) -> Callable[[], None]:
         patches.change(holder, name, watch.making)
     for name in OTHERS:
         patches.change(mx, name, _taking)
+    patches.change(nn.Module, "__init__", watch.having)
     for name in READS & vars(mx.array).keys():
         patches.change(mx.array, name, watch.reading)
 
@@ -74,7 +75,7 @@ class Watch:
         self._kept: dict[Hashable, Tracker] = {}
         self._trackers: list[Tracker] = []
         self.over = self.gave_way = False
-        self._read = ""
+        self._read, self._models = "", False
 
     def making(self, make: Callable[..., Any]) -> Callable[..., Any]:
         """Have what a function of MLX's makes of another watched."""
@@ -105,12 +106,21 @@ class Watch:
                 frame: Any = sys._getframe(1)
                 while value != value and is_anynans(frame.f_code.co_filename):
                     frame = frame.f_back
-                path = frame.f_code.co_filename
-                if value != value and not is_library(path):
-                    self._read = f"{os.path.basename(path)}:{frame.f_lineno}"
+                if value != value:
+                    file = os.path.basename(frame.f_code.co_filename)
+                    self._read = f"{file}:{frame.f_lineno}"
             return out
 
         return read
+
+    def having(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        """Remember that the program has a model."""
+
+        def init(*args: Any, **kwargs: Any) -> None:
+            self._models = True
+            real(*args, **kwargs)
+
+        return init
 
     def start(self, fn: Any, key: Hashable) -> Tracker | None:
         """Watch a function, by the tracker of the one before that was made of the same code."""
@@ -152,9 +162,8 @@ class Watch:
                     self._found.harm(f"{name} holds NaN as the program ends")
         if self._read and not told:
             self._found.harm(f"a number was NaN as it was read, at {self._read}")
-        if not (self._found.added or self.gave_way) and any(
-            x is mx or x is nn for x in main.values()
-        ):
+        used = self._models or any(x is mx or x is nn for x in main.values())
+        if used and not (self._found.added or self.gave_way):
             self._found.unwatched(EAGER_MLX())
 
 

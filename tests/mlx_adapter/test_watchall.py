@@ -1,6 +1,7 @@
 """What a program differentiates and compiles is watched as if it were tracked."""
 
 import functools
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -168,6 +169,23 @@ def test_a_weight_that_is_written_between_compiled_steps_is_not_put_to_the_optim
     assert (event.phase, event.parameter, event.step) == ("parameter", "layers.2.bias", 2)
     assert event.cause is not None
     assert event.cause.tag == "bad_parameter"
+
+
+@pytest.mark.tier(2)
+def test_a_model_that_a_library_only_calls_is_named_and_the_nan_it_reads_counts(
+    tmp_path: Path,
+) -> None:
+    room = tmp_path / "site-packages" / "talks"
+    room.mkdir(parents=True)
+    room.joinpath("__main__.py").write_text(
+        "from mlx import core, nn\nprint(nn.Linear(1, 1)(core.array([core.nan])).item())\n"
+    )
+    run = [sys.executable, "-m", "anynan", "run", "--fail", "-m", "talks"]
+    env = os.environ | {"PYTHONPATH": str(room.parent)}
+    ended = subprocess.run(run, capture_output=True, text=True, check=False, env=env)
+    assert "anynan: a number was NaN as it was read, at __main__.py:2" in ended.stderr
+    assert "[eager-mlx]" in ended.stderr
+    assert (ended.returncode, ended.stdout) == (1, "nan\n")
 
 
 EAGER = """
