@@ -29,15 +29,19 @@ from anynan._steps import producers
 from anynan.jax.graphs import names
 from anynan.jax.graphs.lines import is_jax
 from anynan.jax.graphs.versions import watch_calls
+from anynan.jax.program.trace import under_way
 from anynan.jax.read import probes
 from anynan.jax.read.donated import alive, strong
 from anynan.jax.read.probes import NAN
+from anynan.jax.replay.placed import Fate, fates, is_nan, is_placed, place
 
 # So many calls are held, and so many bytes of what they took and gave; a larger array is not kept
 # alive.
 CALLS, BYTES, LARGE = 4096, 1 << 26, 1 << 22
 # A program may ask in every step whether its numbers are finite: so many calls are searched then.
 ASKED = 1024
+# So many functions and forms of them are compiled to tell what is placed.
+RUNS = 64
 # What holds numbers, and is no tracer.
 ARRAYS = frozenset(array for array in jax.Array.__subclasses__() if "__float__" in vars(array))
 # How a program asks whether numbers are finite, and what it finds then; any other question with
@@ -127,21 +131,23 @@ class Calls:
         self._held: deque[Call] = deque()
         self._past: Call | None = None
         self._size, self._lock = 0, threading.Lock()
+        # What was compiled to tell where NaN in results is from, by function and form.
+        self._runs: dict[Any, Any] = {}
 
     def begin(self) -> Callable[[], None]:
         """Hold what is called from now on; give what ends it."""
         return watch_calls(self.note)
 
-    def note(self, fn: Any, args: Any, kwargs: Any, out: Any) -> None:
+    def note(self, fn: Any, args: Any, kwargs: Any, out: Any, *, watched: bool = False) -> None:
         """Hold one more; it has run, and must not fail by us."""
         with suppress(Exception):
             gave = tree_util.tree_leaves(out)
-            if not gave or type(gave[0]) not in ARRAYS:  # it is being traced
+            if not watched and (not gave or type(gave[0]) not in ARRAYS):  # it is being traced
                 return
             frame: Any = sys._getframe(2)
             inner, of_jax = None, True
             while is_library(file := frame.f_code.co_filename):
-                if is_anynans(file):  # it is watched, or of our own
+                if is_anynans(file) and not watched:  # it is told of, or of our own
                     return
                 if of_jax := of_jax and is_jax(file):
                     inner = frame if _is_whole(frame.f_code) else inner
@@ -161,6 +167,7 @@ class Calls:
         """Let go of all."""
         with self._lock:
             self._held.clear()
+            self._runs.clear()
             self._size, self._past = 0, None
 
     def origin(
@@ -177,16 +184,14 @@ class Calls:
         """
         found, sure = None, False
         arrays = list(arrays)
-        wanted = list(arrays)
+        wanted = self._new(arrays) or list(arrays)
         for call in self._before():
             gave = list(map(_alive, call.gave))
             made = [x for x in gave if any(x is each for each in wanted)]
             if not made:
                 continue
             given = list(map(_alive, call.given))
-            words = list(map(_word, given))
-            worst = max(words, default=probes.FINE)
-            bad = [x for x, word in zip(given, words, strict=True) if word and word == worst]
+            bad, worst = self._taken(call, given, made)
             if bad and producers.hand_on(bad, [x for x in arrays if isinstance(x, jax.Array)]):
                 return None
             wanted += bad if worst else filter(_is_answer, given)
@@ -200,6 +205,61 @@ class Calls:
                 found, sure = call, sure or (computed and came == NAN)
         return found
 
+    def _new(self, arrays: list[Any]) -> list[Any]:
+        """Leave out what a state may begin with: what was placed, and an Inf beside a NaN."""
+        return [x for x in arrays if _word(x) == NAN and not self.placed(x)]
+
+    def _taken(self, call: Call, given: list[Any], made: list[Any]) -> tuple[list[Any], int]:
+        """Give the worst of what a call took, and how bad it is; what was placed did no harm."""
+        words = list(map(_word, given))
+        worst = max(words, default=probes.FINE)
+        new = self._new(given) if worst == NAN else []
+        if new or (worst == NAN and self._makes(call, made)):
+            return new, NAN if new else probes.FINE
+        return [x for x, word in zip(given, words, strict=True) if word and word == worst], worst
+
+    def placed(self, x: Any) -> bool:
+        """Tell whether an array holds NaN as the code wrote it, handed on from call to call."""
+        if is_placed(x) or not is_nan(x):
+            return is_placed(x)
+        wanted, chain = [x], list[Call]()
+        for call in self._before():
+            if any(y is each for y in map(_alive, call.gave) for each in wanted):
+                chain.append(call)
+                wanted += filter(is_nan, map(_alive, call.given))
+        for call in reversed(chain):
+            gave = [_alive(y) for y in call.gave]
+            for i, fate in self._fates(call).items():
+                if fate == "placed":
+                    place(gave[i])
+        return is_placed(x)
+
+    def makes(self, given: list[Any], made: list[Any]) -> bool:
+        """Tell whether the call that gave these made NaN itself, and was given placed NaN alone."""
+        if not all(map(self.placed, filter(is_nan, given))):
+            return False
+        here = (c for c in self._before() if any(x is y for x in made for y in c.gave))
+        call = next(here, None)
+        return call is not None and self._makes(call, made)
+
+    def _makes(self, call: Call, made: list[Any]) -> bool:
+        found, gave = self._fates(call), list(map(_alive, call.gave))
+        return any(f == "made" and any(gave[i] is x for x in made) for i, f in found.items())
+
+    def _fates(self, call: Call) -> "dict[int, Fate]":
+        """Tell where the NaN in what a call gave is from; nothing where it cannot be run again."""
+        with suppress(Exception), under_way():
+            run, arrays = call.run()
+            types = tuple((x.shape, str(x.dtype)) for x in arrays)
+            rest = tuple(None if hasattr(x, "dtype") else x for x in map(_alive, call.given))
+            key = call.fn, call.form, types, rest
+            if key not in self._runs:
+                if len(self._runs) >= RUNS:
+                    return {}
+                self._runs[key] = jax.make_jaxpr(run)(*arrays), {}
+            return fates(self._runs[key][0], arrays, call.gave, self._runs[key][1])
+        return {}
+
     def goes_on(self) -> None:
         """Take the calls up to now as what the program went on from."""
         self._past = self._held[-1] if self._held else None
@@ -208,7 +268,7 @@ class Calls:
         """List the arrays with a NaN that a call gave since then, and no other took."""
         taken, found = set[int](), list[Any]()
         for call in takewhile(lambda call: call is not self._past, self._before()):
-            found += [x for x in map(_alive, call.gave) if id(x) not in taken and _word(x) == NAN]
+            found += [x for x in map(_alive, call.gave) if id(x) not in taken and is_nan(x)]
             taken.update(map(id, map(_alive, call.given)))
         return found
 

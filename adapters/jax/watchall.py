@@ -192,15 +192,15 @@ def _look_at_the_end(watch: Watch) -> None:
     arrays = {"": [] if found.ended_by is None else held(found.ended_by)}
     for name, value in program.items():
         if signature.is_kept(name) or name == "loss":
-            arrays[name] = bad(value)
+            arrays[name] = [x for x in bad(value) if not calls.placed(x)]
     told = False
     with suppress(Exception):  # what cannot be made once more stays without its operation
-        left = (*arrays.values(), calls.left())
+        left = (*arrays.values(), [x for x in calls.left() if not calls.placed(x)])
         ended = arrays[""]
-        origins = (calls.origin(each, numpys=True, floats=each is ended) for each in left)
-        for call in (watch.read and watch.read.call, *origins):
+        origins = ((calls.origin(x, numpys=True, floats=x is ended), x) for x in left)
+        for call, came in ((watch.read and watch.read.call, ()), *origins):
             if call is not None and not told and not found.bad():
-                told = once(watch, call)
+                told = once(watch, call, came)
     if told or found.bad():
         return
     if watch.read is not None:

@@ -130,7 +130,9 @@ class Watched:
 
     def _start(self) -> Tracker:
         tracker = self._tracker = start(self._fn, self._options)
-        cast("Session", inside(tracker).judge.adapter).outside = self._watch.outside
+        session, calls = cast("Session", inside(tracker).judge.adapter), self._watch.calls
+        session.outside = self._watch.outside
+        session.look_outside, session.placed = calls.placed, calls.note
         return tracker
 
     def _cannot_again(self, *given: Any) -> bool:

@@ -23,6 +23,7 @@ from anynan.jax.program.trace import eager as eager_now
 from anynan.jax.program.trace import staged, traced, tracing, under_way
 from anynan.jax.read import probes
 from anynan.jax.read.donated import is_gone
+from anynan.jax.replay.placed import is_nan
 from anynan.jax.session.raising import ended, hand_on, leave_out_own
 from anynan.jax.session.session import Session
 from anynan.options import Options
@@ -160,16 +161,18 @@ class Foreign(Eager):
                 leave_out_own(error)
                 self._look(args, kwargs, error)
             raise
-        self._watch.calls.note(self._fn, args, kwargs, out)
+        self._watch.calls.note(self._fn, args, kwargs, out, watched=True)
         self._judge(out, [], args, kwargs)
         return out
 
     def _seen(self, out: Any, given: list[Any], args: Any, kwargs: Any) -> None:
-        bad = _has_nan(tree_util.tree_leaves(self._last(out)))
+        placed = self._watch.calls.placed
+        told = tree_util.tree_map(lambda x: None if placed(x) else x, out)
+        bad = _has_nan(tree_util.tree_leaves(self._last(told)))
         # A sampler tells of a step that it rejected, and goes on from where it was.
         self._rejected = self._rejected + 1 if bad and _kept(out, args) else LOOKS * bad
         if self._rejected >= LOOKS:
-            self._look(args, kwargs)
+            self._look(args, kwargs, out=out)
 
     def _last(self, out: Any) -> Any:
         """Give what counts of a result: of a scan's rows the last, as samplers reject the rest."""
@@ -178,9 +181,11 @@ class Foreign(Eager):
         last = 0 if self._fn.keywords.get("reverse") else -1
         return out[0], [x[last] for x in tree_util.tree_leaves(out[1]) if x.shape[0]]
 
-    def _look(self, args: Any, kwargs: Any, failed: Exception | None = None) -> None:
+    def _look(
+        self, args: Any, kwargs: Any, failed: Exception | None = None, out: Any = None
+    ) -> None:
         given = tree_util.tree_leaves((args, kwargs))
-        if _has_nan(given):
+        if _has_nan(given) and not self._watch.calls.makes(given, tree_util.tree_leaves(out)):
             self._watch.outside(given)
             if not self._watch.found.bad():
                 self._watch.found.unwatched(NAN_GIVEN(name=self._label))
@@ -225,12 +230,15 @@ def once(watch: Watch, call: Call, came: Iterable[Any] = ()) -> bool:
         return True
     if options.policy.neginf is None:  # it did harm, and so is no mask
         options = replace(options, policy=replace(options.policy, neginf="bad"))
+    came = list(came)
     for each in filter(None, (call.whole, call)):
         run, arrays = each.run()
         maker = Eager(run, watch, run, options=options)
         tracker = maker.shared()
         session, step = cast("Session", inside(tracker).judge.adapter), inside(tracker).judge.step
         told = _told(tracker)
+        # Of one that was asked for an Inf, what it placed is no news.
+        session.excuses = bool(came) and not any(map(is_nan, came))
         maker.again(tracker, session, arrays, {})
         if _told(tracker) > told:
             session.remember(came, step)

@@ -147,6 +147,9 @@ class Program:
         # What binds its callbacks in a second run, None where they are run as they are.
         self.catcher: Any = None
         self.chosen: set[str] | None = None
+        # The results that are nothing but a NaN of the code's own.
+        held = [self.graph.values[index] for index in self.graph.results]
+        self.empty = [i for i, x in enumerate(held) if x.known and _is_nan(x.constant)]
 
     def without(self, paths: Mapping[Path, str]) -> "Program":
         """Give the same program with some equations left shut.
@@ -567,6 +570,10 @@ def _device(arrays: list[Any]) -> Any:
 
 def _alone(x: Any) -> bool:
     return isinstance(x, jax.core.Tracer) or len(x.sharding.device_set) == 1
+
+
+def _is_nan(x: Any) -> bool:
+    return checkable(jax.typeof(x)) and jax.numpy.size(x) == 1 and bool(x != x)
 
 
 def _fits(given: tuple[Any, Any], made: tuple[Any, Any]) -> bool:

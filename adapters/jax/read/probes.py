@@ -72,7 +72,7 @@ _code = jax.jit(code)
 
 def worst(x: Any) -> int:
     """Give what ``code`` gives; for a small array without compiling anything."""
-    if not getattr(x, "is_fully_addressable", True) or x.size > HOST:
+    if not getattr(x, "is_fully_addressable", True) or np.size(x) > HOST:
         return int(_code(jnp.asarray(x)))
     return row(np.asarray(x))[0]
 

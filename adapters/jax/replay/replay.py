@@ -65,7 +65,8 @@ def replay(step: Step, first: int, reading: Reading | None = None) -> Replay:
         same = reading is None or divergence(step.rows, reading, passed, ends=ends) is None
         if same and not step.partial:
             _trail(step, found)
-        result, recorder = record(program, arrays, found, points)
+        harmful = [point for point in points if watch.at.get(point.value) not in step.meant]
+        result, recorder = record(program, arrays, found, harmful)
         result.passed = passed
     step.spoilt = spoilt(program, recorder.held)
     result.end()
@@ -102,16 +103,16 @@ def _passed(
     step: Step, found: dict[int, Flag], failing: int, points: list[ProbePoint]
 ) -> list[CheckedPoint]:
     """List what the second run read where the first one did, or between the ends it read."""
-    passed = []
-    for point in step.watch.points if step.program.settings.layers else points:
+    passed, watch = [], step.watch
+    for point in watch.points if step.program.settings.layers else points:
         flag = found.get(point.value)
         if point.parameter is not None and point.value == failing:
             break  # behind it the first run was not judged
-        if flag is None or point.parameter is not None:
+        if flag is None or point.parameter is not None or watch.at.get(point.value) in step.meant:
             continue
         low, high = probes.UNREAD if flag.row is None else probes.read(flag.row)
         word = flag.word
-        at = step.watch.at.get(point.value)
+        at = watch.at.get(point.value)
         once = word if at is None else int(step.read[at, 0])
         if point.value != failing and {word, once} == {probes.POSINF, probes.NAN}:
             word = once

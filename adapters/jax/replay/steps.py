@@ -11,7 +11,7 @@ import numpy as np
 from anynan._diagnosis.evidence import BadParameter, ReplayError
 from anynan._readings import step as core
 from anynan._readings.readings import ProbePoint
-from anynan.jax.program.program import Program
+from anynan.jax.program.program import Form, Program
 from anynan.jax.program.watch import Known, Watch
 from anynan.jax.read import probes
 from anynan.jax.read.donated import Copy, alive
@@ -29,14 +29,15 @@ class Step:
         words: The readings, on the device.
         rows: The rows they belong in.
         read: The readings on the host: word, smallest, largest and statistics of each value.
-        meant: Places of the readings that are Inf and may be meant so.
+        meant: Places of the readings that are Inf and may be meant so, or NaN as it was placed.
         spoilt: Weights that a replay found to be spoilt by the update.
         copies: Those of what was donated, where they are kept.
-        traced: The function, and what traces it once more; None where that is not kept.
+        traced: The function, and its call without the arrays; None where that is not kept.
         moved: How far its update moved the weights; None where that is not looked at.
         partial: True where ``watch`` reads less than what ran: its rows are of more.
         since: What of other functions was remembered as bad before it ran.
         handed_on: True if it began with weights that the step before it is known to have spoilt.
+        harmed: True if something was computed of NaN that it was given as the code wrote it.
     """
 
     watch: Watch
@@ -48,11 +49,12 @@ class Step:
     meant: set[int] = field(default_factory=set)
     spoilt: list[BadParameter] = field(default_factory=list)
     copies: list[Copy] = field(default_factory=list)
-    traced: tuple[Callable[..., Any], Callable[[list[Any]], Program]] | None = None
+    traced: tuple[Callable[..., Any], Form] | None = None
     moved: Any = None
     partial: bool = False
     since: int = 0
     handed_on: bool = False
+    harmed: bool = False
 
     @property
     def program(self) -> Program:

@@ -38,11 +38,11 @@ def attempt(step: Step, repairs: Sequence[Repair], say: Callable[[str], object])
     """
     if step.traced is None:
         return None
-    fn, trace = step.traced
+    fn, form = step.traced
     arrays, runner = step.inputs(), FixRunner(repairs)
     drawn = str(np.random.get_state())  # noqa: NPY002  what the function may draw from
     with untouched(fn, say), runner.at_work():
-        program = trace(arrays)
+        program = form.program(step.program.settings, arrays)
         as_before = drawn == str(np.random.get_state())  # noqa: NPY002
     if not as_before or not runner.whole or not _alike(program, step.program):
         return None

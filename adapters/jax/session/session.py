@@ -1,7 +1,6 @@
 """One tracked function: its programs, its steps, its reads."""
 
 import atexit
-import functools
 import threading
 from collections.abc import Callable, Hashable
 from dataclasses import replace
@@ -43,6 +42,7 @@ from anynan.jax.program.watch import Watches
 from anynan.jax.read import donated, probes
 from anynan.jax.read.places import fill, sites_of
 from anynan.jax.read.readings import Path
+from anynan.jax.replay.placed import place
 from anynan.jax.replay.steps import Step, weakly
 from anynan.jax.session.raising import OwnErrors
 from anynan.jax.session.settlement import StepReader
@@ -345,13 +345,14 @@ class Session(StepReader):
             self.broken(step, error, self.verdicts.table(watch))
             raise
         step.outs, step.words = list(outs), words
+        for i in program.empty:
+            place(step.outs[i])
         judge.close_step()
         if kept is not None:
             kept.after(outs)
             step.moved = kept
         if self.options.replay and not self.light:
-            bare = form._replace(flat=replace(form.flat, arrays=[]))
-            step.traced = fn, functools.partial(bare.program, self.settings)
+            step.traced = fn, form._replace(flat=replace(form.flat, arrays=[]))
         return step
 
     def again(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

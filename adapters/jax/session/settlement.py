@@ -24,6 +24,7 @@ from anynan._steps.tracked import Tracked
 from anynan.events import CARRIED, STATE
 from anynan.jax.messages import CRASH_UNREAD, PART_UNREAD
 from anynan.jax.program import signature
+from anynan.jax.program.signature import Leaf
 from anynan.jax.program.trace import ShutError
 from anynan.jax.program.watch import State, Watch
 from anynan.jax.read import probes
@@ -31,6 +32,7 @@ from anynan.jax.read.donated import alive, strong
 from anynan.jax.read.places import fill, sites_of
 from anynan.jax.replay.ending import up_to
 from anynan.jax.replay.flags import flags
+from anynan.jax.replay.placed import fates, is_nan, is_placed, place
 from anynan.jax.replay.replay import everything, replay
 from anynan.jax.replay.steps import Step
 from anynan.jax.replay.trial import attempt
@@ -45,6 +47,11 @@ class StepReader(BaseAdapter):
         self._local = threading.local()
         # Is given what a bad step was given, and the bad weights; tells of what made them outside.
         self.outside: Callable[[list[Any], list[Any]], None] | None = None
+        # Looks for NaN that eager code placed in an array; notes a call that placed some.
+        self.look_outside: Callable[[Any], object] = is_placed
+        self.placed: Callable[..., None] | None = None
+        # Whether NaN that a function's own code places is passed over.
+        self.excuses = True
         # What made the weights bad that the last steps were given.
         self._maker: producers.Producer | None = None
         # The weights that the last step spoilt, by argument, and which of them are bad.
@@ -148,8 +155,9 @@ class StepReader(BaseAdapter):
         if not step.handed_on:
             self._listed = None
             if self.options.replay and (step.read[:, 0] == probes.NAN).any():
+                self._pass_placed(step)
                 self._sure(step)
-            step.meant = self._meant(step)
+            step.meant |= self._meant(step)
         read = step.read[watch.order]
         fill(rows, watch.sites, watch.points, read)
         if read[:, 0].any() and not step.handed_on:
@@ -158,6 +166,37 @@ class StepReader(BaseAdapter):
         self._guard(step, read)
         if step.moved is not None and not (watch.restored and read[:, 0].any()):
             step.moved.write(rows)  # else the old state may have been given back
+
+    def _pass_placed(self, step: Step) -> None:
+        """Take for fine what is NaN as the code wrote it, and is handed on as it is."""
+        program, graph, watch = step.program, step.program.graph, step.watch
+        for x in filter(is_nan, step.arrays):
+            self.look_outside(strong(x))
+        # In the place of a state that is bad the old one may have been put.
+        outs = [None if i in watch.restored else alive(x) for i, x in enumerate(step.outs)]
+        runs = program.replays.setdefault("placed", {})
+        found = fates(
+            program.closed, step.arrays, outs, runs, back=program.back, literals=self.excuses
+        )
+        step.harmed = "used" in found.values()
+        losses = {point.value for point in watch.points if point.phase == "loss"}
+        new = {i for i, x in found.items() if x == "placed" and graph.results[i] not in losses}
+        for i in new:
+            place(outs[i])
+        fine = {graph.results[i] for i in new}
+        spoilt = {graph.results[i] for i, x in enumerate(outs) if is_nan(x)} - fine
+        if not step.harmed:
+            given = zip(graph.arguments, step.arrays, strict=True)
+            fine.update(index for index, x in given if is_placed(x))
+        for index, at in watch.at.items():
+            members = watch.members(index)
+            if not fine.isdisjoint(members) and spoilt.isdisjoint(members):
+                step.read[at, :3] = probes.FINE, *probes.UNREAD
+                step.meant.add(at)
+        if new and self.placed is not None and step.traced is not None:
+            mine = [x if i in new else 0 for i, x in enumerate(outs)]
+            fn, form = step.traced
+            self.placed(fn, *form.flat.arguments(step.arrays), mine, watched=True)
 
     def remember(self, outs: Iterable[Any], number: int) -> None:
         """Remember what a reported step gave: what another is given of it, is told already."""
@@ -168,6 +207,9 @@ class StepReader(BaseAdapter):
         arrays = list(map(strong, step.arrays))
         closed = [value.constant for value in step.program.graph.values if value.known]
         pairs = list(zip(arrays, step.program.leaves, strict=True))
+        if not step.harmed:
+            arrays = [x for x in arrays if not is_placed(x)]
+            pairs = [(x, leaf) for x, leaf in pairs if not is_placed(x)]
         kept = [x for x, leaf in pairs if leaf.role != "input" and _is_bad(x)]
         if self.outside is not None:
             self.outside([*arrays, *closed], kept)
@@ -404,7 +446,11 @@ class StepReader(BaseAdapter):
         found = []
         pairs = zip(program.leaves, step.arrays, strict=True)
         kept = ("parameter", "buffer")
-        bad = [(leaf, x) if leaf.role in kept and _is_bad(x) else () for leaf, x in pairs]
+
+        def spoilt(leaf: Leaf, x: Any) -> bool:
+            return leaf.role in kept and _is_bad(x) and (step.harmed or not is_placed(x))
+
+        bad = [pair if spoilt(*pair) else () for pair in pairs]
         # What a solver begins with (its error is Inf) and nothing is computed of does no harm.
         used = program.used() if any(bad) else ()
         for leaf, array in filter(None, compress(bad, used)):

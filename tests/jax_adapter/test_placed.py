@@ -1,0 +1,148 @@
+"""NaN that a program writes into its state, and that nothing reads, is no fault of its."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from anynan._everywhere import Found, watch_everything
+from anynan.jax.replay.placed import NUMBERS, fates, is_placed, place
+from anynan.options import Options
+from tests.tiers import first
+
+
+def init(w):
+    empty = jnp.full(w.shape, jnp.nan)
+    history = jnp.full((6,), jnp.nan)
+    return {"w": w, "best": empty, "score": jnp.inf, "seen": history, "n": 0, "unused": empty + 0}
+
+
+def ask(state):
+    return state["w"] + jnp.sin(jnp.arange(12.0).reshape(4, 3) + state["n"])
+
+
+def tell(state, tries, scores):
+    i = jnp.argmin(scores)
+    better = scores[i] < state["score"]
+    return {
+        "w": tries.T @ jax.nn.softmax(-scores),
+        "best": jnp.where(better, tries[i], state["best"]),
+        "score": jnp.where(better, scores[i], state["score"]),
+        "seen": state["seen"].at[state["n"]].set(scores.mean()),
+        "n": state["n"] + 1,
+        "unused": jnp.roll(state["unused"], 1),
+    }
+
+
+def line_by_line(start, ask, rate, tell):
+    state = start(jnp.zeros(3))
+    for n in range(5):
+        tries = ask(state)
+        state = tell(state, tries, rate(tries, n))
+
+
+def in_a_loop(start, ask, rate, tell):
+    def body(carry, _):
+        state, n = carry
+        tries = ask(state)
+        return (tell(state, tries, rate(tries, n)), n + 1), tries.min()
+
+    jax.lax.scan(body, (start(jnp.zeros(3)), 0), length=5)
+
+
+def in_a_step(start, ask, rate, tell):
+    @jax.jit
+    def step(state, n):
+        tries = ask(state)
+        return tell(state, tries, rate(tries, n)), tries.min()
+
+    state = start(jnp.zeros(3))
+    for n in range(5):
+        state, _ = step(state, n)
+
+
+@pytest.mark.parametrize("fault", [False, True])
+@pytest.mark.parametrize("run", [line_by_line, in_a_loop, in_a_step])
+@pytest.mark.parametrize("way", first(1, ["library", "compiled", "eager"]))
+def test_a_state_that_begins_as_nan_is_no_fault_and_hides_none(way, run, fault, library):
+    def rate(tries, n):
+        scores = jnp.abs(tries - 1).sum(-1)
+        return scores + jnp.where(n == 3, jnp.sqrt(-scores), 0) if fault else scores
+
+    found = Found()
+    end = watch_everything(Options(action="record", level="step"), found)
+    try:
+        made = {"library": library["compiled"], "compiled": jax.jit, "eager": lambda fn: fn}[way]
+        run(made(init), made(ask), rate, made(tell))
+    finally:
+        end()
+    assert not (found.harms or [note for note in found.notes if "unwatched" in note])
+    names = {event.operation.name for event in found.bad()}
+    assert names == ({"sqrt"} if fault else set()), (found.bad(), found.notes)
+
+
+@pytest.mark.parametrize("read", ["compiled", "eager"])
+def test_a_state_that_begins_as_nan_is_told_once_something_is_computed_of_it(read):
+    found = Found()
+    end = watch_everything(Options(action="record", level="step"), found)
+    state = jax.jit(init)(jnp.zeros(3))
+    if read == "compiled":
+        jax.jit(lambda state, x: (x - state["best"]) ** 2)(state, jnp.ones(3))
+    else:
+        float(((jnp.ones(3) - state["best"]) ** 2).sum())
+    end()
+    (event,) = found.bad()
+    assert (event.operation.name, event.cause.tag) == ("full", "written_constant")
+    assert event.operation.source.text == "empty = jnp.full(w.shape, jnp.nan)"
+
+
+def test_equal_arrays_of_nan_are_told_apart():
+    placed, other = jnp.full(3, jnp.nan), jnp.full(3, jnp.nan)
+    place(placed)
+    assert is_placed(placed)
+    assert not is_placed(other)
+    del placed
+    assert not is_placed(jnp.full(3, jnp.nan))
+
+
+WAYS = {
+    "roll": (lambda x, b: jnp.roll(b, 1), "placed"),
+    "select": (lambda x, b: jnp.where(x > 1, b, jnp.nan), "placed"),
+    "cast": (lambda x, b: b.astype(jnp.bfloat16), "placed"),
+    "loop": (
+        lambda x, b: jax.lax.fori_loop(0, 2, lambda i, c: c.at[i].set(jnp.nan), x * 1),
+        "placed",
+    ),
+    "product": (lambda x, b: x * b, "used"),
+    "clip": (lambda x, b: jnp.clip(b, -20, 50), "used"),
+    "log": (lambda x, b: jnp.log(b), "used"),
+    "beside": (lambda x, b: jnp.concatenate([b, jnp.log(-x)]), "made"),
+    "made": (lambda x, b: jnp.log(-x), "made"),
+}
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_what_is_handed_on_is_told_from_what_is_computed(name):
+    fn, fate = WAYS[name]
+    x, empty = jnp.arange(1.0, 4), jnp.full(3, jnp.nan)
+    place(empty)
+    closed, out = jax.make_jaxpr(fn)(x, empty), fn(x, empty)
+    assert fates(closed, [x, empty], [out], {}) == {0: fate}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"])
+def test_every_dtype_has_the_numbers(dtype):
+    assert [float(jnp.asarray(number, dtype)) for number in NUMBERS] == list(NUMBERS)
+
+
+def test_a_state_that_a_step_gives_away_is_known_all_the_same():
+    found = Found()
+    end = watch_everything(Options(action="record", level="step"), found)
+    step = jax.jit(functools.partial(tell, tries=jnp.ones((4, 3)), scores=jnp.ones(4)),
+                   donate_argnums=0)  # fmt: skip
+    state = jax.jit(init)(jnp.zeros(3))
+    for _ in range(3):
+        state = step(state)
+    end()
+    assert not found.bad()
