@@ -14,6 +14,7 @@ import hypothesis
 import numpy as np
 import pytest
 
+import anynan
 from anynan._arrays import registry
 from tests import tiers
 from tests.backends import Backend, Space, parse, read_marker
@@ -72,6 +73,12 @@ def _small_heap_still() -> Iterator[None]:
     if not next(_tests) % 50:
         gc.collect()
         gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _time_to_hunt() -> None:
+    """Let a hunt end by itself on a machine that has much else to do."""
+    (anynan.stress.__kwdefaults__ or {})["budget"] = 600.0
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
