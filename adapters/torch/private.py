@@ -433,6 +433,11 @@ def hooks_around(modules: Iterable[torch.nn.Module]) -> Iterator[Any]:
         yield from each.values() if isinstance(each, dict) else ()
 
 
+def is_hooked_before(module: torch.nn.Module) -> bool:
+    """Tell whether a function runs before a module's call, as one that makes its weight anew."""
+    return bool(module._forward_pre_hooks)
+
+
 EVALUATION = "torch._dynamo.eval_frame"
 """The module through which compiled code is called."""
 

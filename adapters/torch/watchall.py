@@ -16,10 +16,7 @@ from types import FrameType, FunctionType, MethodType
 from typing import Any
 
 import torch
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from anynan._base.identity import SetByIdentity
 from anynan._base.imports import when_imported
@@ -39,7 +36,7 @@ from anynan.torch.session.model import ModelSession
 from anynan.torch.session.program import Watch
 from anynan.torch.session.session import session_of
 from anynan.torch.tracking import start
-from anynan.torch.update.updates import Updates, watching
+from anynan.torch.update.updates import Updates, leave, listen, watching
 
 # Trainers that own the step: module, the method that trains, and the door to them.
 TRAINERS = (
@@ -95,13 +92,10 @@ def watch_all(options: Options, found: Found) -> Callable[[], None]:
 
     @between_graphs
     def after_update(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        noted.updated(optimizer)
         watch.updated(optimizer)
 
-    handles = [
-        register_optimizer_step_pre_hook(_before_update),
-        register_optimizer_step_post_hook(after_update),
-    ]
+    listen()
+    handles = [register_optimizer_step_post_hook(after_update)]
     waiting = [when_imported(where[0], partial(own, *where)) for where in TRAINERS]
 
     def undo() -> None:
@@ -114,6 +108,7 @@ def watch_all(options: Options, found: Found) -> Callable[[], None]:
             watch.finish()
         noted.everywhere, noted.unread = None, nullcontext
         noted.end()
+        leave()
         patches.undo()
         if rule in warnings.filters:
             warnings.filters.remove(rule)  # type: ignore[attr-defined]
@@ -366,13 +361,6 @@ def _owner(layer: torch.nn.Module) -> torch.nn.Module | None:
     if not isinstance(found, torch.nn.Module) or found is layer:
         return None
     return found if any(part is layer for part in found.modules()) else None
-
-
-@between_graphs
-def _before_update(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
-    if not callable(closure) and not noted.is_own(optimizer):
-        noted.away()
 
 
 def _has_graph(x: Any, depth: int = 2) -> bool:

@@ -107,3 +107,99 @@ def test_a_bad_measure_that_the_program_kept_is_a_note(
     assert ("[read-bad]" in told) is bool(name)
     if name:
         assert f"read at script.py:12 was made by {name} at script.py:11" in told
+
+
+CLOSURE = """
+import torch
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+def closure():
+    optimizer.zero_grad()
+    loss = (model(torch.randn(8, 4)) * 0).square().sum(1).sqrt().mean()
+    loss.backward()
+    return loss
+for i in range(2):
+    optimizer.step(closure)
+"""
+
+
+def test_the_first_gradient_that_a_closure_makes_is_read(tmp_path: Path) -> None:
+    told = run(tmp_path, CLOSURE)[2]
+    first = told.partition("AnynanWarning")[2].partition("anynan: ")[0]
+    assert "op gradient of sqrt" in first and "of step 0" in first
+
+
+AVERAGE = """
+import copy
+import torch
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 2)
+average = copy.deepcopy(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def update():
+    with torch.no_grad():
+        for p, q in zip(average.parameters(), model.parameters()):
+            p.mul_(0.9).add_({made})
+for i in range(3):
+    loss = model(torch.randn(8, 4)).square().mean()
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+    update()
+"""
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        ("q / (q.norm() * (i != 2))", "op divide"),
+        ("q / (q.norm() * (i != 0))", "script.py:11 writes holds"),
+        ("q, alpha=0.1", "nothing went bad"),
+    ],
+)
+def test_an_average_that_never_runs_is_looked_at_as_the_program_ends(
+    tmp_path: Path, made: str, said: str
+) -> None:
+    told = run(tmp_path, AVERAGE.format(made=made))[2]
+    assert said in told
+
+
+WEIGHT_MADE = """
+import torch
+torch.manual_seed(0)
+def normalize(module, given):
+    with torch.no_grad():
+        u = module.weight_orig @ (module.weight_orig.t() @ module.u)
+        module.u = u / {norm}
+    module.weight = module.weight_orig / (module.u @ module.weight_orig).norm()
+layer = torch.nn.Linear(4, 8)
+weight = layer.weight
+del layer._parameters["weight"]
+layer.register_parameter("weight_orig", weight)
+layer.register_buffer("u", torch.randn(8))
+layer.register_forward_pre_hook(normalize)
+model = torch.nn.Sequential(layer, torch.nn.ReLU(), torch.nn.Linear(8, 1))
+loss = model(torch.randn(8, 4)).square().mean()
+loss.backward()
+"""
+
+
+def test_a_buffer_that_a_hook_of_the_programs_replaces_was_not_bad_before(tmp_path: Path) -> None:
+    told = run(tmp_path, WEIGHT_MADE.format(norm="(u - u).norm()"))[2]
+    assert "op divide" in told and "module.u = u / (u - u).norm()" in told
+    assert "[bad_parameter]" not in told
+
+
+OUT = """
+import torch
+x = torch.randn(3, 3).new(3, 3)
+y = 0.0 / torch.eye(3, out=x)
+del x
+y.add_(1.0)
+torch.linalg.svd(y)
+"""
+
+
+def test_what_is_written_to_an_out_argument_is_made_again(tmp_path: Path) -> None:
+    told = run(tmp_path, OUT)[2]
+    assert "y = 0.0 / torch.eye(3, out=x)" in told.partition("AnynanWarning")[2]
+    assert "[bad_input]" not in told

@@ -203,6 +203,7 @@ class Notes(FunctionMode):
                     kwargs = {
                         name: x if type(x) in PLAINS else weakly(x, versions)
                         for name, x in kwargs.items()
+                        if name != "out"  # what it gives is that
                     }
                 frame = _getframe(1)
                 code, last = frame.f_code, frame.f_lasti

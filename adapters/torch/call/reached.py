@@ -19,6 +19,7 @@ from anynan.torch.private import (
     buffers_of,
     hooks_around,
     is_compiled_function,
+    is_hooked_before,
     version,
 )
 from anynan.torch.read.hooks import Hook
@@ -126,7 +127,7 @@ class Reached(Reach):
             self._buffers = [
                 Holder(f"{path}.{name}", partial(_buffers, weakref.ref(module)), name)
                 for path, module in found
-                if is_own(type(module))
+                if is_own(type(module)) or is_hooked_before(module)
                 for name in buffers_of(module)
             ]
         plain = [(name, value) for name, value in given if type(value) is not torch.Tensor]

@@ -31,6 +31,7 @@ from anynan._steps.messages import METRIC_BAD
 from anynan._steps.tracked import Tracked
 from anynan.options import Options
 from anynan.torch.call import noted
+from anynan.torch.call.note import Note
 from anynan.torch.call.noted import Notes, Pass
 from anynan.torch.messages import GONE, READ_BAD
 from anynan.torch.private import foreach_norm
@@ -282,8 +283,25 @@ class Watch:
         self._weights()
         if not self._found.bad():
             self._state()
+        if notes is not None and not self._found.bad() and not self._found.harms:
+            self._written(notes)
         if not self._found.bad() and not self._found.harms:
             self._read()
+
+    def _written(self, notes: Notes) -> None:
+        """Tell of a weight that the program wrote by hand in a model that never ran, as an average.
+
+        What the last pass wrote is known.
+        """
+        for note in (Note(*each) for each in [*notes.before, *notes.notes]):
+            x = note.out() if note.in_place and not isinstance(note.version, list) else None
+            if isinstance(x, torch.nn.Parameter) and nonfinite(x):
+                found, at = self._look(notes, x), note.source()
+                if _made(found[2]):
+                    self.program().settle(*found)
+                elif at is not None:
+                    self._harm(f"a weight that {basename(at.file)}:{at.line} writes", measure(x))
+                return
 
     def _read(self) -> None:
         """Say which bad numbers the program read on its way: it may have kept them, as a metric."""

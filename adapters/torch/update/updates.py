@@ -62,21 +62,13 @@ class Updates:
     def watch(self) -> None:
         """Be told of every optimizer step from now on."""
         _watching[id(self)] = weakref.ref(self)
-        if not _handles:
-            _handles.append(register_optimizer_step_pre_hook(_before))
-            _handles.append(register_optimizer_step_post_hook(_after))
-            _handles.append(register_module_module_registration_hook(registered))
-            _handles.append(Seam(_skipped))
-            _handles.append(Termination(_tell_rest))
+        listen()
 
     @whole
     def unwatch(self) -> None:
         """Be told no more; the hooks go with the last one."""
         _watching.pop(id(self), None)
-        if not watching():
-            while _handles:
-                _handles.pop().remove()
-            look_no_more()
+        leave()
 
     def before(self, optimizer: torch.optim.Optimizer) -> None:
         """Read gradients and the step so far: weights never take a bad step."""
@@ -263,6 +255,24 @@ def watching() -> list[Updates]:
             if ref() is None:
                 _watching.pop(key, None)
     return found
+
+
+def listen() -> None:
+    """Be told of updates: an optimizer that steps already tells of its next step alone."""
+    if not _handles:
+        _handles.append(register_optimizer_step_pre_hook(_before))
+        _handles.append(register_optimizer_step_post_hook(_after))
+        _handles.append(register_module_module_registration_hook(registered))
+        _handles.append(Seam(_skipped))
+        _handles.append(Termination(_tell_rest))
+
+
+def leave() -> None:
+    """Be told no more, unless something is watched, or a whole program."""
+    if not watching() and noted.everywhere is None:
+        while _handles:
+            _handles.pop().remove()
+        look_no_more()
 
 
 def _tell_rest() -> None:
