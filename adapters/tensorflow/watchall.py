@@ -113,6 +113,7 @@ def watch_all(options: Options, found: Found) -> Callable[[], None]:
     tracker = Tracked(_the_program, options, "the program")
     wide = Wide(tracker)
     found.add(wide.start())
+    wide.calls.trail()
 
     def end() -> None:
         for name in () if len(tracker.history) else wide.passed:

@@ -15,13 +15,18 @@ SMALL = 1024
 
 
 class Weights:
-    """Name the variables of layers."""
+    """Name the variables of layers.
+
+    Attributes:
+        states: Variables of an optimizer of the program's own, which an update changes.
+    """
 
     def __init__(self, layers: dict[str, Any]) -> None:
         self._of: dict[str, tuple[weakref.ref[Any], str, bool]] = {}
         self._names: dict[int, str] = {}
         self._others: dict[int, weakref.ref[Any]] = {}
         self._ends: Any = None
+        self.states: list[Any] = []
         for path, layer in layers.items():
             self.add(path, layer)
 
@@ -125,6 +130,7 @@ class Weights:
     def keep(self, *, all_of_them: bool) -> list[tuple[Any, Any]]:
         """Hold the values of now: of the buffers, or of everything; nothing is copied yet."""
         held = [ref() for ref, _, buffer in self._of.values() if buffer or all_of_them]
+        held += self.states if all_of_them else ()
         return [(v, read(v if _local(v) else v.values[0])) for v in held if v is not None]
 
     def variable(self, name: str) -> Any:

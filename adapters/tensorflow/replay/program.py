@@ -315,17 +315,22 @@ class Programs(Part):
         pairs = list(arguments(step, fn))
         if len(pairs) != len(explicit):
             raise ReplayError(ARGUMENTS)
-        for (_, value), placeholder in zip(pairs, explicit, strict=True):
-            if isinstance(value, tf.Variable) or placeholder.dtype == tf.resource:
+        held, given, labels = list(step.kept), [], {}
+        for (name, value), placeholder in zip(pairs, explicit, strict=True):
+            variable = isinstance(value, tf.Variable)
+            if variable != (placeholder.dtype == tf.resource):
                 raise ReplayError(ARGUMENTS)
-        labels = {p.op.name: name for (name, _), p in zip(pairs, explicit, strict=True)}
-        feeds: list[Any] = [
-            tf.convert_to_tensor(value, dtype=placeholder.dtype)
-            for (_, value), placeholder in zip(pairs, explicit, strict=True)
-        ]
-        pairs = list(zip(captured, graph.inputs[len(explicit) :], strict=True))
-        more, variables = _captured(graph, pairs, step.kept)
-        return Program(graph, graph.inputs, self._traces.of(graph), feeds + more, labels, variables)
+            if not variable:
+                labels[placeholder.op.name] = name
+                given.append(tf.convert_to_tensor(value, dtype=placeholder.dtype))
+                continue
+            if not any(value is v for v, _ in held):
+                held.append((value, read(value)))
+            given.append(value.handle)
+        feeds, variables = _captured(
+            graph, list(zip([*given, *captured], graph.inputs, strict=True)), held
+        )
+        return Program(graph, graph.inputs, self._traces.of(graph), feeds, labels, variables)
 
     def _traced(
         self, step: Step, entering: Callable[[], None] | None, *, fresh: bool

@@ -31,6 +31,7 @@ from anynan.tensorflow.replay.program import Program, Programs, first_line, type
 from anynan.tensorflow.replay.records import Recorder
 from anynan.tensorflow.replay.run import Run, as_written
 from anynan.tensorflow.replay.steps import Held, Part, Step
+from anynan.tensorflow.replay.taped import off
 
 
 def is_same_code(fixed: Program, first: Program, *, unrolled: bool) -> bool:
@@ -311,7 +312,7 @@ class Replays(Part):
         try:
             # What layers added to the loss of a call that is under way.
             losses = [getattr(x, "_losses", None) for x in self._layers.alive().values()]
-            with replay_context(), as_written(), contents_stay(losses):
+            with replay_context(), as_written(), contents_stay(losses), off():
                 yield
         except tf.errors.OpError as error:
             msg = f"the step failed when it was run again: {type(error).__name__}: {_last(error)}"

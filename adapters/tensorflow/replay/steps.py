@@ -129,6 +129,7 @@ class State(threading.local):
     vectorised: bool = False
     scaling: int = 0
     applying: int = 0
+    own: bool = False  # whether what is applied is an optimizer of the program's own
     replaying: bool = False
     backward: bool = False
     step: Step | None = None

@@ -3,7 +3,8 @@
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, MutableSequence, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -194,7 +195,7 @@ class Record:
     """
 
     def __init__(self) -> None:
-        self.notes: list[Noted] = []
+        self.notes: MutableSequence[Noted] = []
         self._inside: list[tuple[Any, int]] = []
         self._calls: dict[int, int] = {}
         self.on = True
@@ -208,9 +209,10 @@ class Record:
             return
         kind = kind.decode() if isinstance(kind, bytes) else kind
         layer = self._inside[-1] if self._inside else None
-        self.notes.append(
-            Note(kind, tuple(inputs), tuple(attributes), tuple(outputs), frames(), layer)
-        )
+        self._add(Note(kind, tuple(inputs), tuple(attributes), tuple(outputs), frames(), layer))
+
+    def _add(self, note: Noted) -> None:
+        self.notes.append(note)
 
     def whole(
         self, run: Callable[[], Any], kind: type[Call], fn: Any, args: Any, kwargs: Any
@@ -221,7 +223,9 @@ class Record:
         with self.off():
             out = run()
         layer = self._inside[-1] if self._inside else None
-        self.notes.append(kind(fn, args, kwargs, _tensors(out), layer))
+        note = kind(fn, args, kwargs, _tensors(out), layer)
+        if not any(map(tf.is_symbolic_tensor, (*note.inputs, *note.outputs))):  # a model is saved
+            self._add(note)
         return out
 
     @contextmanager
@@ -244,26 +248,32 @@ class Record:
             self._inside.pop()
 
 
-# What a trail holds at most: operations, and bytes of their results.
-_MANY, _LARGE = 1000, 2**26
+# What a trail holds at most: operations, and elements of what they took and gave.
+_MANY, _LARGE = 1000, 2**24
 
 
 class Trail(Record):
-    """Note what follows a gradient, or a call of a model, outside of the layers."""
+    """Note what follows a gradient, or a call of a model, outside of the layers.
 
-    def __init__(self) -> None:
+    Args:
+        before: What it goes on from.
+    """
+
+    def __init__(self, before: Sequence[Noted] = ()) -> None:
         super().__init__()
+        self.notes = deque(before)
+        self._sizes: deque[int] = deque()
         self._size = 0
 
-    def note(self, *args: Any, **kwargs: Any) -> None:
-        """Note an operation, unless there are too many: then all of them are let go."""
-        count = len(self.notes)
-        super().note(*args, **kwargs)
-        for x in self.notes[-1].outputs if len(self.notes) > count else ():
-            self._size += (x.shape.num_elements() or 0) * x.dtype.size
-        if count > _MANY or self._size > _LARGE:
-            self.notes.clear()
-            self.on = False
+    def _add(self, note: Noted) -> None:
+        """Note an operation; where there are too many the oldest are let go."""
+        super()._add(note)
+        size = sum(x._num_elements() for x in (*note.inputs, *note.outputs))
+        self._sizes.append(size)
+        self._size += size
+        while len(self._sizes) > _MANY or self._size > _LARGE:
+            self._size -= self._sizes.popleft()
+            del self.notes[-len(self._sizes) - 1]
 
     @contextmanager
     def inside(self, layer: Any) -> Iterator[None]:
@@ -280,7 +290,7 @@ def begin() -> None:
 
 
 def trail(*, afresh: bool) -> None:
-    """Begin to note what follows, unless a record is written.
+    """Begin to note what follows, unless a record is written; a tape's own goes before it.
 
     Args:
         afresh: Whether to let go of what followed before.
@@ -290,7 +300,8 @@ def trail(*, afresh: bool) -> None:
         end()
         record = None
     if record is None:
-        record = _local.running = Trail()
+        under = newest()
+        record = _local.running = Trail(() if under is None else under.notes)
         op_callbacks.add_op_callback(record.note)
 
 

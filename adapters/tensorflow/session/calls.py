@@ -12,6 +12,7 @@ from anynan._base.identity import SetByIdentity
 from anynan._steps.messages import INSIDE_LOOP
 from anynan.tensorflow.messages import JACOBIAN, NESTED_GRADIENT, STALE_GRAPH
 from anynan.tensorflow.read import readings
+from anynan.tensorflow.read.buffers import Block
 from anynan.tensorflow.read.frames import Frame, here, is_loop, named_arguments, tensors
 from anynan.tensorflow.read.probes import checkable, is_float
 from anynan.tensorflow.replay import taped
@@ -103,10 +104,14 @@ class Calls(Part):
         if state.building:
             state.building = False
             self._grow()
-        with taped.off():
-            self.flush(frame, backward=False)
-        if trails and self._trails():
-            taped.trail(afresh=False)
+        self.flush(frame, backward=False)
+        if trails:
+            self.trail(afresh=False)
+
+    def trail(self, *, afresh: bool = True) -> None:
+        """Note what follows, where that is no step's."""
+        if self._trails():
+            taped.trail(afresh=afresh)
 
     def _trails(self) -> bool:
         """Tell whether what runs now belongs to no step: what follows a call is noted."""
@@ -154,6 +159,7 @@ class Calls(Part):
             self._steps.end()
         self._steps.follow(self._steps.of(layer, args, kwargs, updates=False, layer=True))
 
+    @taped.off()
     def flush(self, frame: Frame, *, backward: bool) -> None:
         """Write what a frame collected: into the graph, or have it judged at once."""
         if not frame.points:
@@ -242,22 +248,14 @@ class Calls(Part):
     def _trailed(self, values: Any) -> None:
         """Judge what followed a call of a model, where a metric takes something bad."""
         record = taped.running()
-        notes = () if record is None else tuple(record.notes)
+        notes = () if record is None else record.notes
         made = {id(x) for note in notes for x in note.outputs}
         frame = Frame(None)
         for _, x in tensors(values, "loss"):
             if id(x) in made:
                 frame.take(x, None, "loss", "loss")
         with taped.off():
-            frame, rows = _told(frame)
-            if frame.points:
-                taped.end()
-                if self._state.open:  # what a gradient began, and an update by hand went on with
-                    self._steps.end()
-                again = Differentiated(notes, frame.tensors, frame=frame)
-                self._steps.follow(Step(None, (), {}, taped=again))
-                self._steps.judge(self._steps.places(frame.points), rows, frame.tensors)
-                self._steps.end()
+            self._steps.judge_trail(*_told(frame))
 
     # Gradients.
 
@@ -351,6 +349,7 @@ class Calls(Part):
         state = self._state
         if state.replaying:
             return run(*args, **kwargs)
+        self._steps.wrote()
         if not (fn.experimental_get_tracing_count() or self._layers.whole()):
             # Tracing makes the weights: what they hold before the first update is wanted.
             with suppress(Exception):  # the call itself raises it
@@ -375,8 +374,14 @@ class Calls(Part):
             self._ask(fn, count, args, kwargs)
             return out
         self._known.add(fn)
+        # It may only update weights: of the step before it, or between two steps.
+        updates = _updates(written)
+        goes_on = updates is not None and state.open
+        if updates and not goes_on:
+            return out
         forward_only = not any(block.backward for block, _ in written)
-        self._follow(Step(fn, args, kwargs, kept + state.grown))
+        follow = self._steps.follow if goes_on else self._follow
+        follow(Step(fn, args, kwargs, kept + state.grown))
         state.backward = state.backward or not forward_only
         weights = self._layers.weights.trainable
         state.updated = state.updated or any(
@@ -384,11 +389,10 @@ class Calls(Part):
         )
         self._steps.judge_all(written)
         inside = state.depth or state.held or state.frame is not None
-        if not (forward_only and state.tapes) and not inside:
+        if not (forward_only and state.tapes) and not inside and not goes_on:
             self._given(out, forward_only=forward_only)
             self._steps.end()
-            if self._trails():
-                taped.trail(afresh=True)
+            self.trail()
         return out
 
     def _given(self, out: Any, *, forward_only: bool) -> None:
@@ -481,6 +485,13 @@ class Calls(Part):
             return
         if any(self._layers.weights.name(v) for v in graph.variables):
             self._tracker.judge.say(STALE_GRAPH())
+
+
+def _updates(written: list[tuple[Block, Any]]) -> bool | None:
+    """Tell whether all is well of what weights were updated with, None if more was read."""
+    if any(point.phase != "optimizer" for block, _ in written for point in block.points):
+        return None
+    return all(np.isfinite(rows).all() for _, rows in written)
 
 
 def _told(frame: Frame, *, every: bool = False) -> tuple[Frame, Any]:

@@ -187,6 +187,7 @@ class Session(BaseAdapter):
     def finish(self) -> None:
         """End the open step."""
         self.read()
+        self.steps.wrote()
         if self.tracker.judge.rows().lo:
             self.steps.end()
 
@@ -264,6 +265,7 @@ class Session(BaseAdapter):
                 state.depth -= 1
                 state.arguments = None
             steps.end()
+        self.calls.trail()
         return out
 
     def trace_first(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

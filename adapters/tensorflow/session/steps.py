@@ -3,6 +3,7 @@
 import threading
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from anynan._diagnosis.agreement import divergence
@@ -84,6 +85,7 @@ class Steps(Part):
 
     def open(self, step: Step) -> None:
         """Open this thread's step."""
+        self.wrote()
         state = self._state
         state.open, state.backward, state.step, state.incoming = True, False, step, None
         state.updated, state.broken, state.roots = False, None, []
@@ -105,6 +107,7 @@ class Steps(Part):
 
     def end_trained(self) -> None:
         """End a step that took gradients: a tape that opens begins another."""
+        self.wrote()
         if self._state.backward and self.over():
             self.end()
 
@@ -212,6 +215,7 @@ class Steps(Part):
                     self.end()
             raise
 
+    @taped.off()
     def taken(self) -> None:
         """Judge what weights were updated with since the gradients, where that is another."""
         state, frame = self._state, self._state.taken
@@ -220,12 +224,34 @@ class Steps(Part):
         if not frame.points or self._tracker.judge.rows().failed is not None:
             return
         alone = state.step is not None and not (state.depth or state.held)
-        with taped.off():
-            if alone and state.step is not None and record is not None:
-                notes = tuple(record.notes)
-                state.step.taped = Differentiated(notes, frame.tensors, frame=frame)
-            values = readings.exact(frame.tensors).numpy()
-            self.judge(self.places(frame.points), values, frame.tensors)
+        if alone and state.step is not None and record is not None:
+            state.step.taped = _trail_of(record, frame)
+        values = readings.exact(frame.tensors).numpy()
+        self.judge(self.places(frame.points), values, frame.tensors)
+
+    @taped.off()
+    def wrote(self) -> None:
+        """Judge what weights were written with by hand, between two steps."""
+        state, frame = self._state, self._state.taken
+        if state.open or not frame.points:
+            return
+        state.taken = Frame(None)
+        values = readings.exact(frame.tensors).numpy()
+        if not np.isfinite(values).all():
+            self.judge_trail(frame, values)
+
+    def judge_trail(self, frame: Frame, values: Any) -> None:
+        """Judge what followed the last step, if that is anything, as a step of its own."""
+        record = taped.running()
+        if not frame.points:
+            return
+        if self._state.open:  # what a gradient began, and an update by hand went on with
+            self.end()
+        taped.end()
+        again = None if record is None else _trail_of(record, frame)
+        self.follow(Step(None, (), {}, taped=again))
+        self.judge(self.places(frame.points), values, frame.tensors)
+        self.end()
 
     # Ends.
 
@@ -233,6 +259,7 @@ class Steps(Part):
         """Run a step again up to the exception that ended it."""
         return self._replays.up_to(step, error)
 
+    @taped.off()
     def end(self) -> None:
         """Close this thread's step, and have what is left of it judged."""
         state, tracker = self._state, self._tracker
@@ -292,6 +319,11 @@ class Steps(Part):
             why = f"a second run saw other values than the first, and is not believed: {parted}"
             raise ReplayError(why)
         return seen
+
+
+def _trail_of(record: taped.Record, frame: Frame) -> Differentiated:
+    """Hold what is to be run again of a record, for what was read of it."""
+    return Differentiated(tuple(record.notes), frame.tensors, frame=frame)
 
 
 def _of(root: tuple[Any, str, Any, Any]) -> str:

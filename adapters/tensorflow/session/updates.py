@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from anynan._base.identity import SetByIdentity
+from anynan._base.sources import is_library
 from anynan._base.summary import Summary
 from anynan._diagnosis.evidence import BadParameter
 from anynan._readings.step import Step
@@ -46,11 +48,16 @@ class Updates(Part):
         known = optimizer._trainable_variables if known is None else list(known)
         if not any(self._weights.name(v) for v in known):
             return run(grads, trainable_variables)
+        code = getattr(getattr(type(optimizer), "update_step", None), "__code__", None)
+        before, state.own = state.own, code is not None and not is_library(code.co_filename)
+        if state.own:
+            self._weights.states = [raw(v) for v in optimizer.variables]
         state.applying += 1
         try:
             return self._apply(run, optimizer, list(grads), known)
         finally:
             state.applying -= 1
+            state.own = before
 
     def apply_scaled(
         self, run: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any
@@ -74,7 +81,7 @@ class Updates(Part):
                 self._steps.taken()
             if self._steps.rows().skip:
                 return None
-            with taped.off():
+            with nullcontext() if state.own else taped.off():
                 out = run(grads, known)
             state.updated = True
             if state.open and not state.depth and not state.held:
@@ -114,29 +121,29 @@ class Updates(Part):
     def assign(self, run: Callable[..., Any], variable: Any, *args: Any, **kwargs: Any) -> Any:
         """Let a program's own update of a weight through, where its gradients allow it."""
         state, graph, frame = self._state, here(), self._state.gradients
-        name = self._weights.name(variable)
+        name, given = self._weights.name(variable), [(variable, _value(args, kwargs))]
         ours = name is not None and not self._weights.is_buffer(name) and variable.dtype.is_floating
-        if not ours or state.replaying or state.applying:
+        if not ours or (state.applying and not state.own):
             return run(*args, **kwargs)
-        if graph is None:
+        if graph is None and not state.replaying:
             if self._held.gated and state.backward and self._steps.rows().skip:
                 return variable
-            if not state.backward:
-                state.by_hand.add(name)
-            else:
-                self._take([(variable, _value(args, kwargs))])
-                state.written.add(name)
+            within = state.depth or state.held or state.tapes
+            between = isinstance(taped.running(), taped.Trail) and not (state.open or within)
+            if state.backward or between:
+                self._collect(state.taken, given, {id(x) for x in state.slopes})
+            (state.written if state.backward else state.by_hand).add(name)
             state.updated = state.updated or state.backward
             return run(*args, **kwargs)
-        if frame is None or frame.graph is not graph or not self._buffers.alone:
+        if graph is None or is_loop(graph) or not self._buffers.alone:
             return run(*args, **kwargs)
-        given = self._taken(graph, [(variable, _value(args, kwargs))])
-        if not self._held.gated:
+        read, again = self._taken(graph, given), state.applying or state.replaying
+        if frame is None or frame.graph is not graph or again or not self._held.gated:
             return run(*args, **kwargs)
         with tf.name_scope(SCOPE) as scope:
             if frame.fine is None:
                 frame.fine = self._fine(graph, frame.slopes())
-            fine = tf.logical_and(frame.fine, self._fine(graph, given.tensors, given))
+            fine = tf.logical_and(frame.fine, self._fine(graph, read.tensors, read))
             self._traces.of(graph).updates.add(scope.rstrip("/"))
 
             def update() -> Any:
