@@ -138,3 +138,42 @@ def test_what_a_program_without_a_model_writes_into_its_weights_is_told(
     )
     assert "op divide" in said
     assert write in said
+
+
+MADE = """
+import copy
+import torch
+torch.manual_seed(0)
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4)
+        self.scale = torch.nn.Parameter({made})
+    def forward(self, x):
+        return self.layer(x) * self.scale
+model = copy.deepcopy(Net())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for i in range(2):
+    loss = {loss}
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+print(type(model.scale).__name__, model.scale.is_leaf, model.scale.requires_grad)
+"""
+SQUARE = "model(torch.randn(8, 4)).square().mean()"
+
+
+@pytest.mark.parametrize(
+    ("made", "loss", "name", "line"),
+    [
+        ("torch.log(torch.arange(4.0))", SQUARE, "log", 9),
+        ("data=torch.ones(4) / torch.zeros(4), requires_grad=True", SQUARE, "divide", 9),
+        ("torch.zeros(4).cos()", "model.scale.sub(1).norm().sqrt()", "gradient of sqrt", 15),
+    ],
+)
+def test_a_weight_that_is_made_of_a_bad_tensor_has_the_operation(
+    tmp_path: Path, made: str, loss: str, name: str, line: int
+) -> None:
+    status, out, said = run(tmp_path, MADE.format(made=made, loss=loss), "--fail")
+    assert status == 1 and out.split() == ["Parameter", "True", "True"]
+    first = said.partition("AnynanWarning")[2].partition("anynan: ")[0]
+    assert f"op {name} " in first and f"script.py:{line} " in first
+    assert "scale" in first

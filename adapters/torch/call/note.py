@@ -138,6 +138,11 @@ class Transformed:
         return tuple(leaves(self.made(*args, **kwargs)))
 
 
+def as_weight(x: torch.Tensor) -> torch.Tensor:
+    """Stand for the making of a weight."""
+    return x.detach()
+
+
 def weakly(x: Any, versions: list[int]) -> Any:
     """Take an argument, tensors in it weakly.
 

@@ -344,7 +344,7 @@ class Notes(FunctionMode):
                 for x in (*args, *kwargs.values()):
                     weakly(x, after)
                 gave: Any = tuple(leaves(out)) if type(again) is Transformed else out
-                one = type(gave) is _Tensor
+                one = type(gave) in (_Tensor, _Parameter)
                 made = (_ref(gave), writes(gave), gave.requires_grad) if one else several(gave)
                 if after == versions:
                     self.notes.append((*note, *made, None))

@@ -12,7 +12,7 @@ import torch
 from anynan._base.context import replaying
 from anynan.errors import AnynanWarning
 from anynan.torch.call import noted
-from anynan.torch.call.note import Transformed, is_users
+from anynan.torch.call.note import Transformed, as_weight, is_users
 
 _is_dynamo = torch.compiler.is_dynamo_compiling
 _getframe = sys._getframe
@@ -108,6 +108,19 @@ def taking(take: Callable[..., Any]) -> Callable[..., Any]:
         return out
 
     return taken
+
+
+def making(new: Callable[..., Any]) -> Callable[..., Any]:
+    """Note of what a weight was made: no function mode sees that."""
+
+    def made(cls: Any, data: Any = None, *args: Any, **kwargs: Any) -> Any:
+        run = functools.partial(new, cls)
+        if cls is not torch.nn.Parameter or type(data) is not torch.Tensor or _is_dynamo():
+            return run(data, *args, **kwargs)
+        run = functools.partial(run, **kwargs)
+        return noted.called(lambda x: run(x, *args), as_weight, (data,), {}, _getframe(1))
+
+    return made
 
 
 def swapping(swap: Callable[..., Any]) -> Callable[..., Any]:

@@ -27,7 +27,7 @@ from anynan._diagnosis.trials import Attempt
 from anynan._readings.readings import Reading
 from anynan.events import Extent, Phase, Source
 from anynan.torch.call import noted
-from anynan.torch.call.note import Note, Noted, Transformed
+from anynan.torch.call.note import Note, Noted, Transformed, as_weight
 from anynan.torch.call.noted import Pass
 from anynan.torch.call.randomstate import RandomState
 from anynan.torch.call.reached import reached_by
@@ -252,6 +252,8 @@ class Tail:
             watcher.called = note.source()
             with _modes(note, args), _kept_as_is(note.func):
                 out = note.func(*args, **kwargs) if data is None else data
+            if note.func is as_weight:
+                out = self._stand(watcher, note.out, out, grad=note.grad)
             gave = out if isinstance(note.out, list) else [args[0] if note.in_place else out]
             values.update(zip([(id(ref), n) for ref, n in note.made], gave, strict=True))
         watcher.called = None
