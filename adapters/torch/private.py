@@ -22,7 +22,6 @@ from torch._functorch import apis, eager_transforms
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
-from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
     _disable_current_modes,
@@ -390,8 +389,9 @@ class FunctionModes:
     def insert(self, mode: Any) -> None:
         """Put a mode below the program's own, which leave in their own order."""
         modes = [self._pop() for _ in range(self.count())][::-1]
-        # That of a default device has to be the first.
-        first = bool(modes) and isinstance(modes[0], DeviceContext)
+        # That of a default device has to be the first; ``with torch.device`` takes the last away.
+        default = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+        first = bool(modes) and modes[0] is default
         for each in [*modes[:first], mode, *modes[first:]]:
             self.push(each)
 

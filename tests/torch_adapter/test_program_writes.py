@@ -177,3 +177,26 @@ def test_a_weight_that_is_made_of_a_bad_tensor_has_the_operation(
     first = said.partition("AnynanWarning")[2].partition("anynan: ")[0]
     assert f"op {name} " in first and f"script.py:{line} " in first
     assert "scale" in first
+
+
+DEVICE = """
+import torch
+model = torch.nn.Linear(2, 2)
+{before}
+with torch.device("meta"):
+    model(torch.ones(2, 2, device="cpu"))
+    made = torch.nn.Parameter(torch.ones(2))
+print(made.device, torch.ones(2).device)
+torch.set_default_device("meta")
+model(torch.ones(2, 2, device="cpu"))
+torch.set_default_device(None)
+print(torch.ones(2).device)
+"""
+
+
+@pytest.mark.parametrize("before", ["", "torch.set_default_device('cpu')"])
+def test_a_device_that_the_program_names_for_a_while_ends_where_it_does(
+    tmp_path: Path, before: str
+) -> None:
+    out = run(tmp_path, DEVICE.format(before=before))[1]
+    assert out.split() == ["meta", "cpu", "cpu"]
