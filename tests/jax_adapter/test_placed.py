@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+import anynan
 from anynan._everywhere import Found, watch_everything
 from anynan.jax.replay.placed import NUMBERS, fates, is_placed, place
 from anynan.options import Options
@@ -95,6 +96,13 @@ def test_a_state_that_begins_as_nan_is_told_once_something_is_computed_of_it(rea
     (event,) = found.bad()
     assert (event.operation.name, event.cause.tag) == ("full", "written_constant")
     assert event.operation.source.text == "empty = jnp.full(w.shape, jnp.nan)"
+
+
+def test_a_nan_that_a_tracked_function_writes_is_told_where_nothing_else_is_watched():
+    tracker = anynan.jax.track(jax.jit(init), action="record")
+    tracker(jnp.zeros(3))
+    (event,) = tracker.events
+    assert (event.operation.name, event.cause.tag) == ("full", "written_constant")
 
 
 def test_equal_arrays_of_nan_are_told_apart():

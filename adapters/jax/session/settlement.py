@@ -50,8 +50,9 @@ class StepReader(BaseAdapter):
         # Looks for NaN that eager code placed in an array; notes a call that placed some.
         self.look_outside: Callable[[Any], object] = is_placed
         self.placed: Callable[..., None] | None = None
-        # Whether NaN that a function's own code places is passed over.
-        self.excuses = True
+        # Whether NaN that a function's own code places is passed over: what is computed of it is
+        # seen where the whole program is watched, and only there.
+        self.excuses = False
         # What made the weights bad that the last steps were given.
         self._maker: producers.Producer | None = None
         # The weights that the last step spoilt, by argument, and which of them are bad.
