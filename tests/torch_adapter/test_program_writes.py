@@ -200,3 +200,64 @@ def test_a_device_that_the_program_names_for_a_while_ends_where_it_does(
 ) -> None:
     out = run(tmp_path, DEVICE.format(before=before))[1]
     assert out.split() == ["meta", "cpu", "cpu"]
+
+
+LANGEVIN = """
+import torch
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear({size}, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for i in range(2):
+    x = torch.rand(8, {size}, requires_grad=True)
+    for k in range(3):
+        x.data.add_(torch.randn_like(x) * 0.01)
+        model(x).sum().backward()
+        {write}
+        x.data.add_(x.grad.data, alpha=-0.1)
+        x.grad.detach_()
+        x.grad.zero_()
+        x.data.clamp_(0, 1)
+    loss = model(x.detach()).square().mean()
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+"""
+
+
+def test_an_input_that_follows_its_gradient_has_the_operation_that_spoiled_that(
+    tmp_path: Path,
+) -> None:
+    write = "x.grad.data.sub_(x.grad.data).div_(x.grad.data.sum() * 0)"
+    told = run(tmp_path, LANGEVIN.format(size=4, write=write))[2]
+    first = told.partition("AnynanWarning")[2].partition("anynan: ")[0]
+    assert "op divide" in first and "script.py:11 " in first
+
+
+BY_HAND = """
+import torch
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 1)
+for i in range(4):
+    model(torch.ones(8, 4)).mean().backward()
+    for p in model.parameters():
+        p.grad.data.add_(p.data, alpha=1e-4)
+        {write}
+        p.data.add_(p.grad.data, alpha=-0.1 if i != 2 else {step})
+        p.grad.data.zero_()
+"""
+
+
+@pytest.mark.parametrize(
+    ("write", "step", "name", "line"),
+    [
+        ("p.grad.data.div_(p.grad.data.norm() * (i != 2))", "-0.1", "divide", 9),
+        ("p.grad.data.mul_(1e30).mul_(1e30)", "-0.1", "multiply", 9),
+        ("pass", "float('inf')", "add", 10),
+    ],
+)
+def test_an_update_by_hand_has_the_operation_that_spoiled_the_gradient(
+    tmp_path: Path, write: str, step: str, name: str, line: int
+) -> None:
+    told = run(tmp_path, BY_HAND.format(write=write, step=step))[2]
+    first = told.partition("AnynanWarning")[2].partition("anynan: ")[0]
+    assert f"op {name} " in first and f"script.py:{line} " in first
+    if name == "add":  # the gradient as it was: the mean of ones, and a little of the weight
+        assert re.search(r"input float32 \(1,\) value 1(\.0000\d+|e\+00)? ", first), first

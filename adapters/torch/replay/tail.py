@@ -115,6 +115,8 @@ class Tail:
     _beside: dict[int, list[int]] = field(default_factory=dict)
     # By a tensor's ``data``, or a view of it: the tensor.
     _owners: dict[int, Any] = field(default_factory=dict)
+    # By a tensor's ``data``: how often the tensor had been written to, which that does not count.
+    _asked: dict[int, int] = field(default_factory=dict)
     _steps: list[int] = field(default_factory=list)
     # Of results that are lost and were made of something bad: the records of what made that so.
     _tainted: dict[tuple[int, int], set[int]] = field(default_factory=dict)
@@ -126,7 +128,7 @@ class Tail:
                 made.setdefault(id(ref), []).append(i)
         self._note_views()
         last = self._makers(self.roots, len(self.before.operations))
-        needed = walk(last, lambda i: self._makers(_operands(self.before.operations[i]), i))
+        needed = walk(last, self._led_to)
         self._steps = sorted(needed)
 
     def _note_views(self) -> None:
@@ -142,6 +144,7 @@ class Tail:
         for i, note in enumerate(self.before.operations):
             if note.func == data_of:
                 owners[id(note.out)] = note.args[0]
+                self._asked[id(note.out)] = note.versions[0]
             elif note.memory is not None and note.in_place:
                 owner = owners.get(id(note.out)) or held.get(note.memory.storage, note.out)
                 if owner is not note.out:
@@ -160,15 +163,39 @@ class Tail:
                 del written[-1]
             self.roots[k] = operations[written[-1]].out, operations[written[-1]].version
 
-    def _data(self, i: int, watcher: TailWatcher) -> torch.Tensor | None:
-        """Give what stands for the ``data`` of a tensor that was written to since; None for others.
+    def _led_to(self, i: int) -> list[int]:
+        """List the operations that one took the results of."""
+        prior = self._wrote(i, before=True)[-1:]
+        return self._makers(_operands(self.before.operations[i]), i) + prior
+
+    def _wrote(self, i: int, *, before: bool) -> list[int]:
+        """List what wrote to a tensor before or after its ``data`` was asked for; none of others.
+
+        Of what came before, it is what wrote through its ``data``, too, with nothing else since.
+        """
+        note, operations = self.before.operations[i], self.before.operations
+        if note.func != data_of:
+            return []
+        beside = self._beside.get(id(note.args[0]), [])
+        if before:
+            count, asked = note.versions[0], self._asked
+            return [j for j in beside if j < i and asked.get(id(operations[j].out)) == count]
+        direct = [j for j in self._made.get(id(note.args[0]), ()) if operations[j].in_place]
+        return sorted(j for j in {*beside, *direct} if j > i)
+
+    def _data(
+        self, i: int, watcher: TailWatcher, values: dict[tuple[int, int], torch.Tensor]
+    ) -> torch.Tensor | None:
+        """Give what stands for the ``data`` of a tensor that was written to; None for others.
 
         Raises:
             Lost: If what was written over is not held.
         """
-        note = self.before.operations[i]
-        beside = self._beside.get(id(note.args[0]), ()) if note.func == data_of else ()
-        written = [self.before.operations[j] for j in beside if j > i]
+        note, operations = self.before.operations[i], self.before.operations
+        for j in self._wrote(i, before=True)[-1:]:
+            if (x := values.get((id(operations[j].out), operations[j].version))) is not None:
+                return x
+        written = [operations[j] for j in self._wrote(i, before=False)]
         if not written:
             return None
         owner = note.args[0]()
@@ -231,10 +258,11 @@ class Tail:
             try:
                 versions = iter(note.versions)
                 args, kwargs = _given(note, lambda ref: value(ref, next(versions)))  # noqa: B023
-                data = self._data(i, watcher)
+                data = self._data(i, watcher, values)
             except Lost:
                 # What is there now was written through its ``data`` later.
-                later = any(j > i for j in self._beside.get(id(note.out), ()))
+                owner = self._owners.get(id(note.out), note.out)
+                later = any(j > i for j in self._beside.get(id(owner), ()))
                 if not later and (x := self._overwritten(note, value, watcher)) is not None:
                     values[id(note.out), note.version] = x
                     continue
