@@ -128,11 +128,10 @@ def _rewritten(part: Any, number: float) -> Any:
         nan = probes.checkable(part.aval) and np.size(part.val) == 1 and part.val != part.val
         aval: Any = part.aval
         return jc.Literal(np.asarray(number, aval.dtype), aval) if nan else part
-    if isinstance(part, jc.ClosedJaxpr):
-        inner = _rewritten(part.jaxpr, number)
-        return part if inner is part.jaxpr else part.replace(jaxpr=inner)
-    if isinstance(part, jc.Jaxpr):
+    if isinstance(part, jc.Jaxpr):  # from JAX 0.12 on a closed one is one of these
         return _changed(part, number, "eqns", "outvars")
+    if isinstance(part, jc.ClosedJaxpr):
+        return _changed(part, number, "jaxpr")
     if isinstance(part, jc.JaxprEqn):
         values = list(part.params.values())
         inner = _rewritten(values, number)

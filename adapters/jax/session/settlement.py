@@ -5,6 +5,7 @@ import math
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import compress
 from typing import Any
@@ -32,7 +33,7 @@ from anynan.jax.read.donated import alive, strong
 from anynan.jax.read.places import fill, sites_of
 from anynan.jax.replay.ending import up_to
 from anynan.jax.replay.flags import flags
-from anynan.jax.replay.placed import fates, is_nan, is_placed, place
+from anynan.jax.replay.placed import Fate, fates, is_nan, is_placed, place
 from anynan.jax.replay.replay import everything, replay
 from anynan.jax.replay.steps import Step
 from anynan.jax.replay.trial import attempt
@@ -176,9 +177,11 @@ class StepReader(BaseAdapter):
         # In the place of a state that is bad the old one may have been put.
         outs = [None if i in watch.restored else alive(x) for i, x in enumerate(step.outs)]
         runs = program.replays.setdefault("placed", {})
-        found = fates(
-            program.closed, step.arrays, outs, runs, back=program.back, literals=self.excuses
-        )
+        found: dict[int, Fate] = {}
+        with suppress(Exception):  # what cannot be run so is judged as it is
+            found = fates(
+                program.closed, step.arrays, outs, runs, back=program.back, literals=self.excuses
+            )
         step.harmed = "used" in found.values()
         losses = {point.value for point in watch.points if point.phase == "loss"}
         new = {i for i, x in found.items() if x == "placed" and graph.results[i] not in losses}
