@@ -120,3 +120,62 @@ def test_a_number_that_is_printed_where_nothing_trains_is_told_with_its_line(com
     (event,) = watched(run)
     assert (event.operation.name, event.notes) == ("divide", ())
     assert event.operation.source.line == line(__file__, "spread of one")
+
+
+def test_a_weight_that_a_tape_begins_with_has_the_line_that_made_it_before_the_tape():
+    weight = tf.Variable(tf.ones(3))
+
+    def run():
+        step = tf.zeros(3)
+        for i in range(STEPS):
+            moved = weight - step / tf.cast(i != BAD, tf.float32)  # a step before the tape
+            with tf.GradientTape() as tape:
+                weight.assign(tf.reshape(moved, [3]))
+                loss = tf.reduce_sum(weight**2)
+            step = 0.1 * tape.gradient(loss, weight)
+
+    event = watched(run)[0]
+    assert event.operation.name == "divide"
+    assert event.operation.source.line == line(__file__, "a step before the tape")
+
+
+def test_data_that_is_made_before_a_tape_has_its_line():
+    net = keras.Sequential([keras.layers.Dense(1)])
+
+    def run():
+        for i in range(STEPS):
+            y = X[:, :1] / tf.cast(i != BAD, tf.float32)  # labels
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((net(X) - y) ** 2)
+            tape.gradient(loss, net.trainable_variables)
+
+    event = watched(run)[0]
+    assert (event.step, event.operation.name) == (BAD, "divide")
+    assert event.operation.source.line == line(__file__, "labels")
+
+
+def test_what_a_function_makes_of_the_gradient_of_its_data_is_told_with_its_line():
+    @tf.function
+    def ascend(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = tf.reduce_sum(x**2)
+        slope = tape.gradient(loss, x)
+        return loss, x + slope / tf.norm(slope - slope)  # ascent
+
+    event = watched(lambda: ascend(X))[0]
+    assert event.operation.name == "divide"
+    assert event.operation.source.line == line(__file__, "ascent")
+
+
+def test_a_gradient_that_a_loop_begins_with_is_what_is_bad():
+    net = keras.Sequential([keras.layers.Dense(1)])
+
+    def run():
+        with tf.GradientTape() as tape:
+            out = net(X) * 2.0
+        begins = np.full((8, 1), np.nan, np.float32)
+        tape.gradient(out, net.trainable_variables, output_gradients=begins)
+
+    event = watched(run)[0]
+    assert (event.cause.tag, event.tensor) == ("bad_input", "output_gradients"), event

@@ -28,6 +28,7 @@ from anynan.tensorflow.replay.reached import Began, Reached
 from anynan.tensorflow.replay.steps import Held, Part, Step
 from anynan.tensorflow.replay.taped import Differentiated
 
+GIVEN = "output_gradients"
 EARLY = "the second run ended before the first did: {}"
 # How far loops and branches are looked into: each turn counts the nodes that there are by then,
 # since what it asks for is a run of them.
@@ -300,10 +301,13 @@ class Programs(Part):
         weights = {p.op.name: made.weights[i] for i, p in known if i in made.weights}
         pairs = list(zip(concrete.captured_inputs, graph.inputs[len(leaves) :], strict=True))
         more, variables = _captured(graph, pairs, [])
-        feeds = [*leaves, *more]
+        begins = {id(x) for _, x in tensors(taped.incoming, GIVEN)}
+        inputs = zip(made.leaves, graph.inputs, strict=False)
+        labels = {p.op.name: GIVEN for i, p in inputs if i in begins}
         return Program(
-            graph, graph.inputs, self._traces.of(graph), feeds, {}, variables, weights=weights
-        )
+            graph, graph.inputs, self._traces.of(graph), [*leaves, *more], labels, variables,
+            weights=weights,
+        )  # fmt: skip
 
     def _fed(self, step: Step, fn: Any, graph: Any, captured: list[Any]) -> Program:
         """Find what a graph is to be run on.

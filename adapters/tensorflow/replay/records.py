@@ -35,7 +35,7 @@ from anynan.tensorflow.read import probes
 from anynan.tensorflow.read.layers import Layers
 from anynan.tensorflow.read.probes import is_bad, is_float, kind
 from anynan.tensorflow.replay import saving
-from anynan.tensorflow.replay.program import Program
+from anynan.tensorflow.replay.program import GIVEN, Program
 from anynan.tensorflow.replay.run import Run
 
 
@@ -182,7 +182,9 @@ class Recorder:
         writer = self.operations.writer(tensor)
         if writer is not None:
             return writer.phase == "backward"
-        return str(resolve(tensor).op.name).startswith(("ones", "gradient_tape"))
+        name = str(resolve(tensor).op.name)
+        given = self.program.labels.get(name) == GIVEN
+        return given or name.startswith(("ones", "gradient_tape"))
 
     def _origin(self, given: Given, record: OpRecord) -> Origin:
         """Say where an operand's bad values come from."""

@@ -4,7 +4,7 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, MutableSequence, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -189,13 +189,18 @@ Noted = Note | Call
 class Record:
     """Note what runs outside of graphs in this thread.
 
+    Args:
+        before: What it goes on from.
+
     Attributes:
         notes: What ran.
+        before: What ran before it.
         on: Whether it is noted now.
     """
 
-    def __init__(self) -> None:
-        self.notes: MutableSequence[Noted] = []
+    def __init__(self, before: Iterable[Noted] = ()) -> None:
+        self.notes: deque[Noted] = deque()
+        self.before = tuple(before)
         self._inside: list[tuple[Any, int]] = []
         self._calls: dict[int, int] = {}
         self.on = True
@@ -228,6 +233,10 @@ class Record:
             self._add(note)
         return out
 
+    def all(self) -> tuple[Noted, ...]:
+        """Give what ran, and what ran before it."""
+        return (*self.before, *self.notes)
+
     @contextmanager
     def off(self) -> Iterator[None]:
         """Note nothing meanwhile."""
@@ -253,15 +262,10 @@ _MANY, _LARGE = 1000, 2**24
 
 
 class Trail(Record):
-    """Note what follows a gradient, or a call of a model, outside of the layers.
+    """Note what follows a gradient, or a call of a model, outside of the layers."""
 
-    Args:
-        before: What it goes on from.
-    """
-
-    def __init__(self, before: Sequence[Noted] = ()) -> None:
-        super().__init__()
-        self.notes = deque(before)
+    def __init__(self, before: Iterable[Noted] = ()) -> None:
+        super().__init__(before)
         self._sizes: deque[int] = deque()
         self._size = 0
 
@@ -273,7 +277,7 @@ class Trail(Record):
         self._size += size
         while len(self._sizes) > _MANY or self._size > _LARGE:
             self._size -= self._sizes.popleft()
-            del self.notes[-len(self._sizes) - 1]
+            self.notes.popleft()
 
     @contextmanager
     def inside(self, layer: Any) -> Iterator[None]:
@@ -283,9 +287,11 @@ class Trail(Record):
 
 
 def begin() -> None:
-    """Begin a record of this thread, in the place of the one before."""
+    """Begin a record of this thread, in the place of the one before; a trail goes before it."""
+    last = running()
     end()
-    record = _local.record = _local.running = Record()
+    before = last.notes if isinstance(last, Trail) else ()
+    record = _local.record = _local.running = Record(before)
     op_callbacks.add_op_callback(record.note)
 
 
@@ -301,7 +307,7 @@ def trail(*, afresh: bool) -> None:
         record = None
     if record is None:
         under = newest()
-        record = _local.running = Trail(() if under is None else under.notes)
+        record = _local.running = Trail(() if under is None else under.all())
         op_callbacks.add_op_callback(record.note)
 
 
@@ -354,6 +360,33 @@ class Differentiated(NamedTuple):
     incoming: Any = None
     frame: Frame | None = None
 
+    def _needed(self) -> list[Noted]:
+        """Choose what the target is made of, and what it is differentiated with.
+
+        Raises:
+            ReplayError: If that is nothing.
+        """
+        given = (*tensors(self.incoming, "gradient"), *tensors(self.target, "loss"))
+        wanted = {id(x) for _, x in given}
+        needed: list[Noted] = []
+        for note in reversed(self.notes):
+            if any(id(x) in wanted for x in note.outputs) and note.runs():
+                needed.append(note)
+                wanted |= {id(x) for x in note.inputs}
+        if not needed:
+            raise ReplayError(NOT_UNDER_TAPE())
+        return needed[::-1]
+
+    def _leaves(self, needed: list[Noted]) -> dict[int, Any]:
+        """Give what that begins with, by id."""
+        made = {id(x) for note in needed for x in note.outputs}
+        begins = [x for _, x in tensors(self.incoming, "gradient")]
+        leaves: dict[int, Any] = {}
+        for x in (*begins, *(x for note in needed for x in note.inputs)):
+            if id(x) not in made and (x.dtype.is_floating or x.dtype.is_complex):
+                leaves[id(x)] = x
+        return leaves
+
     def prepare(self, layers: Layers) -> "Made":
         """Choose what is to be made again.
 
@@ -363,20 +396,8 @@ class Differentiated(NamedTuple):
         Raises:
             ReplayError: If that is nothing.
         """
-        wanted = {id(x) for _, x in tensors(self.target, "loss")}
-        needed: list[Noted] = []
-        for note in reversed(self.notes):
-            if any(id(x) in wanted for x in note.outputs) and note.runs():
-                needed.append(note)
-                wanted |= {id(x) for x in note.inputs}
-        needed.reverse()
-        if not needed:
-            raise ReplayError(NOT_UNDER_TAPE())
-        made = {id(x) for note in needed for x in note.outputs}
-        leaves: dict[int, Any] = {}
-        for x in (x for note in needed for x in note.inputs):
-            if id(x) not in made and (x.dtype.is_floating or x.dtype.is_complex):
-                leaves[id(x)] = x
+        needed = self._needed()
+        leaves = self._leaves(needed)
         owners = layers.weights.handles()
         read: dict[int, str] = {}
         for note in self.notes:
@@ -445,7 +466,8 @@ class Made(NamedTuple):
                 return
             target = tf.nest.map_structure(lambda x: held.get(id(x), x), self.of.target)
             sources = [*(x for _, x in watched), *self.inside]
-            slopes = tape.gradient(target, sources, output_gradients=self.of.incoming)
+            begins = tf.nest.map_structure(lambda x: held.get(id(x), x), self.of.incoming)
+            slopes = tape.gradient(target, sources, output_gradients=begins)
             # Where it is asked for those of variables, that reads them, and the loss.
             for label, x in tensors(() if self.inside else target, "loss"):
                 frame.take(x, None, "loss", label)

@@ -248,7 +248,7 @@ class Calls(Part):
     def _trailed(self, values: Any) -> None:
         """Judge what followed a call of a model, where a metric takes something bad."""
         record = taped.running()
-        notes = () if record is None else record.notes
+        notes = () if record is None else record.all()
         made = {id(x) for note in notes for x in note.outputs}
         frame = Frame(None)
         for _, x in tensors(values, "loss"):
@@ -271,7 +271,7 @@ class Calls(Part):
         self, run: Callable[..., Any], _: Any, target: Any, sources: Any, *args: Any, **kwargs: Any
     ) -> Any:
         """Ask for the gradients of the layers' outputs too, and read all of them."""
-        state, graph = self._state, here()
+        state = self._state
         flat = tf.nest.flatten(sources)
         new = [x for x in flat if self._layers.weights.misses(x) and self._takes(x)]
         if new:
@@ -282,6 +282,16 @@ class Calls(Part):
         if state.vectorised:
             self._tracker.judge.say(JACOBIAN())
             return run(target, sources, *args, **kwargs)
+        with taped.off():  # what makes it is nothing that ran under the tape
+            grads = self._gradients(run, target, flat, mine, *args, **kwargs)
+        return tf.nest.pack_sequence_as(sources, grads)
+
+    def _gradients(
+        self, run: Callable[..., Any], target: Any, flat: list[Any], mine: list[tuple[int, str]],
+        *args: Any, **kwargs: Any,
+    ) -> Any:  # fmt: skip
+        """Ask for the gradients of a list, among which are those of weights of these names."""
+        state, graph = self._state, here()
         held = [item for item in state.outputs if item[0] is graph]
         if not held and state.outputs:
             self._tracker.judge.remark(NESTED_GRADIENT())
@@ -303,7 +313,7 @@ class Calls(Part):
             state.slopes = [x for _, x in tensors(grads, "")]
             if not (state.depth or state.held or state.replaying):
                 taped.trail(afresh=True)
-        return tf.nest.pack_sequence_as(sources, grads)
+        return grads
 
     def _take_gradients(
         self, frame: Frame, target: Any, outputs: list[Any], weights: list[tuple[str, Any]]
@@ -340,7 +350,9 @@ class Calls(Part):
             return
         self._steps.follow_tape()
         if state.step is not None:
-            state.step.taped = Differentiated(tuple(record.notes), target, output_gradients)
+            tensor = lambda x: None if x is None else tf.convert_to_tensor(x)  # noqa: E731
+            begins = tf.nest.map_structure(tensor, output_gradients)
+            state.step.taped = Differentiated(record.all(), target, begins)
 
     # Compiled functions.
 
@@ -390,12 +402,12 @@ class Calls(Part):
         self._steps.judge_all(written)
         inside = state.depth or state.held or state.frame is not None
         if not (forward_only and state.tapes) and not inside and not goes_on:
-            self._given(out, forward_only=forward_only)
+            self.given(out, forward_only=forward_only)
             self._steps.end()
             self.trail()
         return out
 
-    def _given(self, out: Any, *, forward_only: bool) -> None:
+    def given(self, out: Any, *, forward_only: bool) -> None:
         """Read what a function of the program's gives: numbers, and the arrays of a test."""
         step, keras_own = self._state.step, self._state.fits or self._state.held
         if self._layers.model() is not None and (keras_own or not forward_only):
@@ -497,7 +509,7 @@ def _updates(written: list[tuple[Block, Any]]) -> bool | None:
 def _told(frame: Frame, *, every: bool = False) -> tuple[Frame, Any]:
     """Read what a test gives, and keep the numbers, and the arrays that hold a NaN.
 
-    An Inf in an array may be meant, as that of a mask.
+    An Inf in an array may be meant, as that of a mask, unless nothing in it is finite.
 
     Args:
         frame: What is read.
@@ -511,8 +523,10 @@ def _told(frame: Frame, *, every: bool = False) -> tuple[Frame, Any]:
         return left, None
     rows = readings.exact(frame.tensors).numpy()
     numbers = [x.shape.rank == 0 for x in frame.tensors]
-    bad = [every or not np.isfinite(row).all() for row in rows]
-    kept = np.isnan(rows[:, 2]) | (np.array(numbers) & np.array(bad))
+    lost = [not np.isfinite(row).all() for row in rows]
+    whole = [bad and not np.isfinite(x).any() for bad, x in zip(lost, frame.tensors, strict=True)]
+    asked = np.array(numbers) & (every | np.array(lost))
+    kept = np.isnan(rows[:, 2]) | asked | np.array(whole)
     left.points += compress(frame.points, kept)
     left.tensors += compress(frame.tensors, kept)
     return left, rows[kept]

@@ -93,7 +93,7 @@ class Seams:
         if self._patches.holds(tf.GradientTape, "gradient"):
             return
         asked = through(self._free, "calls.gradient")
-        self._change(tf.GradientTape, "gradient", lambda real: _unrecorded(asked(real)))
+        self._change(tf.GradientTape, "gradient", asked)
         for name in ("jacobian", "batch_jacobian"):
             self._change(tf.GradientTape, name, through(self._all, "calls.jacobian"))
         self._change(tf.GradientTape, "__enter__", _enter)
@@ -250,16 +250,6 @@ def _noted(record: Any, layer: Any, run: Callable[..., Any], *args: Any, **kwarg
         return run(*args, **kwargs)
 
 
-def _unrecorded(ask: Callable[..., Any]) -> Any:
-    """Ask for a gradient; what makes it is nothing that ran under the tape."""
-
-    def gradient(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with taped.off():
-            return ask(self, *args, **kwargs)
-
-    return gradient
-
-
 def _enter(original: Any) -> Any:
     def __enter__(self: Any) -> Any:  # noqa: N807
         begins = not tf.inside_function()
@@ -285,6 +275,8 @@ def _exit(original: Any) -> Any:
             state.tapes = max(0, state.tapes - 1)
         if not any(session.state.tapes for session in SEAMS.sessions):
             taped.end()
+            for session in SEAMS.sessions:
+                session.calls.trail(afresh=False)
         return original(self, *details)
 
     return __exit__

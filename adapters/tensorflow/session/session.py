@@ -256,6 +256,8 @@ class Session(BaseAdapter):
                 for label, x in tensors(out if gives else (), "result"):
                     frame.take(x, None, "loss", "loss" if label == "result" else label)
                 self.calls.flush(frame, backward=False)
+                if not gives:
+                    self.calls.given(out, forward_only=True)
             except BaseException as error:
                 if state.broken is None:
                     state.broken, state.arguments = state.arguments, None

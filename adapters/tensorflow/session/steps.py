@@ -247,7 +247,8 @@ class Steps(Part):
             return
         if self._state.open:  # what a gradient began, and an update by hand went on with
             self.end()
-        taped.end()
+        if isinstance(record, taped.Trail):
+            taped.end()
         again = None if record is None else _trail_of(record, frame)
         self.follow(Step(None, (), {}, taped=again))
         self.judge(self.places(frame.points), values, frame.tensors)
@@ -323,7 +324,7 @@ class Steps(Part):
 
 def _trail_of(record: taped.Record, frame: Frame) -> Differentiated:
     """Hold what is to be run again of a record, for what was read of it."""
-    return Differentiated(tuple(record.notes), frame.tensors, frame=frame)
+    return Differentiated(record.all(), frame.tensors, frame=frame)
 
 
 def _of(root: tuple[Any, str, Any, Any]) -> str:

@@ -128,10 +128,11 @@ class Updates(Part):
         if graph is None and not state.replaying:
             if self._held.gated and state.backward and self._steps.rows().skip:
                 return variable
-            within = state.depth or state.held or state.tapes
-            between = isinstance(taped.running(), taped.Trail) and not (state.open or within)
+            between = taped.running() and not (state.open or state.depth or state.held)
             if state.backward or between:
                 self._collect(state.taken, given, {id(x) for x in state.slopes})
+            if state.tapes:  # the tape may read it at once
+                self._steps.wrote()
             (state.written if state.backward else state.by_hand).add(name)
             state.updated = state.updated or state.backward
             return run(*args, **kwargs)
