@@ -49,29 +49,16 @@ def test_what_an_operation_refuses_without_a_word_of_nan_has_its_line(
         "z @ torch.ones(7)",
         "torch.linalg.cholesky(-torch.eye(3))",
         "torch.distributions.Normal(0.0, -z.exp())",
-        "dict()[0]",
+        "caught() or dict()[0]",
     ],
 )
 def test_what_has_no_part_in_how_the_program_ends_is_not_blamed(tmp_path: Path, end: str) -> None:
     made = "z.masked_fill(z > z.mean(), -float('inf')).softmax(1)"
     ended = f"z.sum() if scale else {end}"
-    _, _, told = run(tmp_path, ENDS.format(made=made, taken=ended))
+    tried = "torch.linalg.cholesky(torch.zeros(3, 3) / torch.zeros(3, 3))"
+    caught = f"def caught():\n  try: {tried}\n  except RuntimeError: return 0"
+    _, _, told = run(tmp_path, caught + ENDS.format(made=made, taken=ended))
     assert "Error" in told and "AnynanWarning" not in told
-
-
-CAUGHT = """
-import torch
-bad = torch.zeros(3, 3) / torch.zeros(3, 3)
-try:
-    torch.linalg.cholesky(bad)
-except RuntimeError:
-    pass
-torch.ones(3) @ torch.ones(4)
-"""
-
-
-def test_what_the_program_caught_is_not_what_it_ended_over(tmp_path: Path) -> None:
-    assert "AnynanWarning" not in run(tmp_path, CAUGHT)[2]
 
 
 METRIC = """

@@ -116,7 +116,7 @@ class Notes(FunctionMode):
         around: Called with each backward pass: before it with True, and behind it with False, and
             with what it gave.
         inside: How many passes and calls run in which nothing is noted.
-        refused: The exception that an operation raised last, by its identity, and the tensors that
+        refused: The exception that an operation raised last, in words, and the tensors that
             the operation was given, small ones alone.
         reads: Called with a tensor that is bad as the program looks at its value.
     """
@@ -124,7 +124,7 @@ class Notes(FunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.ended = False
-        self.refused: tuple[int, list[torch.Tensor]] = 0, []
+        self.refused: tuple[str, list[torch.Tensor]] = "", []
         # As plain tuples: a Note takes longer to make.
         self.notes: list[Any] = []
         self.before: list[Any] = []
@@ -253,7 +253,7 @@ class Notes(FunctionMode):
     def _refuse(self, error: Exception, args: tuple[Any, ...], kwargs: Any) -> None:
         """Keep what an operation raised an exception over: it may be bad, whatever that says."""
         given = [x for x in leaves((args, kwargs or {})) if type(x) in (_Tensor, _Parameter)]
-        self.refused = id(error), [x for x in given if x.nbytes <= SMALL]
+        self.refused = repr(error), [x for x in given if x.nbytes <= SMALL]
 
     def _write(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Note an operation that writes to its first operand, or to each of a list."""

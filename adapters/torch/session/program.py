@@ -376,9 +376,9 @@ def _ended_over(error: BaseException, notes: Notes) -> Iterator[tuple[torch.Tens
     variables have a part in it only where NaN or Inf is named.
     """
     named, through = names_bad(error), tracebacks.frames(error)
-    number, given = notes.refused
+    words, given = notes.refused
     by_value = isinstance(error, torch.linalg.LinAlgError)  # type: ignore[attr-defined]
-    given = given if number in map(id, _chain(error)) else []
+    given = given if words in map(repr, _chain(error)) else []
     for each in reversed(through):
         file = each.tb_frame.f_code.co_filename
         if not (named or is_library(file)):
