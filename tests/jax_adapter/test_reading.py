@@ -291,3 +291,11 @@ def test_a_loop_gives_the_smallest_and_largest_of_all_rounds():
     tracked(jnp.array([1.0, 5.0, 3.0]))
     found = {r.layer: (r.lo, r.hi) for r in tracked.history if r.phase == "forward"}
     assert found == {"cell": (2, 6)}
+
+
+def test_infs_of_both_signs_make_no_warning_of_numpys(recwarn):
+    tracker = anynan.jax.track(jax.jit(lambda x: (x / 0, -x / 0)), action="record")
+    for _ in range(3):
+        tracker(jnp.ones(2))
+    assert tracker.events
+    assert not [w for w in recwarn if w.category is RuntimeWarning]

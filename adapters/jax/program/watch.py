@@ -1,6 +1,5 @@
 """The program that runs every step: the function itself, and a few numbers more."""
 
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -318,7 +317,7 @@ class Watch:
         return jnp.broadcast_to(flags, (len(self.values), words.shape[1]))
 
     def glance(self, read: Any) -> tuple[list[Site], list[int], list[float], list[float]] | None:
-        """Give a step's readings as ``extend`` takes them, if the sum of all shows they are fine.
+        """Give a step's readings as ``extend`` takes them, if all of them are fine.
 
         Returns:
             None where one may not be, or where more than totals is read.
@@ -326,7 +325,7 @@ class Watch:
         if self.sites is None or self.width > 1 or self.word.any():
             return None
         column = read[self.place[self.order], 0]
-        if not math.isfinite(np.add.reduce(column, dtype=float)):
+        if not np.isfinite(column).all():
             return None
         low, high = ([end] * len(column) for end in probes.UNREAD)
         for order in self.numbers:
