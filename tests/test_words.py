@@ -70,6 +70,7 @@ INSIDE = {
     "defects.md",
     "proof.md",
     "proof-scripts.md",
+    "proof-which.md",
     "releasing.md",
     "versions.md",
 }

@@ -27,7 +27,7 @@ a Keras model gets half at each other level, and half of JAX's programs get thei
 of JAX are compiled with few optimisations, except for the first one at the level `layer`. A call
 of a library gets all faults at each level.
 """
-BESIDE = "```{toctree}\n:hidden:\n\nproof-scripts\n```"
+BESIDE = "```{toctree}\n:hidden:\n\nproof-scripts\nproof-which\n```"
 CANNOT = (
     "*Cannot run*: the program fails without `anynan` too, or needs what is not here. The minutes "
     "are those of one core, {:.0f} together. *States*: how many of the sources, of the core and "
