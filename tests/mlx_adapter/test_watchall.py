@@ -41,6 +41,18 @@ def loss(model: Any, x: Any, y: Any) -> Any:
     return mx.log((model(x) - y).square().mean() - y.sum())
 
 
+def compiled(model: Any, optimizer: Any) -> tuple[Any, list[Any]]:
+    state = [model.state, optimizer.state]
+
+    @functools.partial(mx.compile, inputs=state, outputs=state)
+    def step(x: Any, y: Any) -> Any:
+        value, gradients = nn.value_and_grad(model, loss)(model, x, y)
+        optimizer.update(model, gradients)
+        return value
+
+    return step, state
+
+
 def told(found: Found) -> list[tuple[Any, ...]]:
     return [(e.step, e.phase, e.kind, e.operation and e.operation.name) for e in found.bad()]
 
@@ -58,8 +70,7 @@ def test_a_training_is_told_its_operation_once(how: str, first: int, found: Foun
         return value
 
     if how == "compiled":
-        state = [model.state, optimizer.state]
-        step = functools.partial(mx.compile, inputs=state, outputs=state)(step)
+        step, _ = compiled(model, optimizer)
     for number in range(5):
         mx.eval(step(X, Y + (number == first)), model.parameters())
     assert told(found) == [(first, "loss", "nan", "log")]
@@ -77,14 +88,7 @@ class Shared(nn.Module):
 def test_what_the_update_of_a_compiled_step_spoilt_is_its_consequence(found: Found) -> None:
     model, optimizer = made()
     model.layers.insert(1, Shared())
-    state = [model.state, optimizer.state]
-
-    @functools.partial(mx.compile, inputs=state, outputs=state)
-    def step(x: Any, y: Any) -> Any:
-        value, gradients = nn.value_and_grad(model, loss)(model, x, y)
-        optimizer.update(model, gradients)
-        return value
-
+    step, state = compiled(model, optimizer)
     for _ in range(4):
         mx.eval(step(X, Y), state)
     assert told(found) == [(0, "forward", "posinf", "divide")]
@@ -153,14 +157,7 @@ def test_a_weight_that_is_written_between_compiled_steps_is_not_put_to_the_optim
     found: Found,
 ) -> None:
     model, optimizer = made()
-    state = [model.state, optimizer.state]
-
-    @functools.partial(mx.compile, inputs=state, outputs=state)
-    def step(x: Any, y: Any) -> Any:
-        value, gradients = nn.value_and_grad(model, loss)(model, x, y)
-        optimizer.update(model, gradients)
-        return value
-
+    step, state = compiled(model, optimizer)
     for number in range(4):
         mx.eval(step(X, Y), state)
         if number == 1:
