@@ -435,7 +435,8 @@ def hooks_around(modules: Iterable[torch.nn.Module]) -> Iterator[Any]:
 
 def is_hooked_before(module: torch.nn.Module) -> bool:
     """Tell whether a function runs before a module's call, as one that makes its weight anew."""
-    return bool(module._forward_pre_hooks)
+    lazy = isinstance(module, torch.nn.modules.lazy.LazyModuleMixin)  # its first call makes all
+    return bool(module._forward_pre_hooks) and not lazy
 
 
 EVALUATION = "torch._dynamo.eval_frame"

@@ -77,8 +77,8 @@ def watch_all(options: Options, found: Found) -> Callable[[], None]:
             patches.change(holder, name, seams.transforming)
     patches.change(torch, "from_numpy", seams.taking)
     patches.change(torch.utils, "swap_tensors", seams.swapping)
-    made = staticmethod(seams.making(torch.nn.Parameter.__new__))
-    patches.put(torch.nn.Parameter, "__new__", made)
+    new = vars(torch.nn.Parameter)["__new__"]
+    patches.put(torch.nn.Parameter, "__new__", staticmethod(seams.making(new)))
     apply = vars(torch.autograd.Function)["apply"]  # of one kind up to PyTorch 2.13, then another
     patches.put(torch.autograd.Function, "apply", classmethod(seams.applying(apply)))
 

@@ -301,6 +301,11 @@ class Consequences:
         self.inherited = ""
         _spoilt[self] = producers.turn()
 
+    def ended(self, number: int) -> Step | None:
+        """Give the step of this number, if it failed, and ended before its update."""
+        last = self.continued
+        return last if last is not None and last.number == number else None
+
     def applied(self, step: Step) -> None:
         """Note that a failed step's update was made all the same: what is bad later may be its."""
         if self.goes_on(step):

@@ -160,9 +160,7 @@ class Judge:
 
     def updated(self, number: int) -> None:
         """Note an optimizer update; ignored if its gradients were already reported."""
-        step, last = self.steps.failed, self.consequences.continued
-        if step is None and last is not None and last.number == number:
-            step = last  # it had ended before
+        step = self.steps.failed or self.consequences.ended(number)
         if step is None:
             self.weights.updated(number)
         else:

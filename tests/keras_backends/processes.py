@@ -16,7 +16,7 @@ def run(backend, *checks):
     done = subprocess.run(
         [
             sys.executable, "-m", "pytest", "-q", "--noconftest", "-p", "no:cacheprovider",
-            "-p", "tests.keras_backends.seeding",
+            "-p", "tests.keras_backends.seeding", "-o", "markers=tier(n)",
             "-o", "filterwarnings=error::anynan.AnynanWarning",  # Keras and PyTorch have their own
             *(str(HERE / file) for file in checks),
         ],
