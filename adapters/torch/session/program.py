@@ -291,10 +291,11 @@ class Watch:
     def _written(self, notes: Notes) -> None:
         """Tell of a weight that the program wrote by hand in a model that never ran, as an average.
 
-        What the last pass wrote is known.
+        What the last pass wrote is known. What a library writes, as Keras its metrics, is its own.
         """
         for note in (Note(*each) for each in [*notes.before, *notes.notes]):
-            x = note.out() if note.in_place and not isinstance(note.version, list) else None
+            own = note.in_place and note.around is None and not isinstance(note.version, list)
+            x = note.out() if own else None
             if isinstance(x, torch.nn.Parameter) and nonfinite(x):
                 found, at = self._look(notes, x), note.source()
                 if _made(found[2]):
