@@ -8,6 +8,7 @@ import pytest
 
 import anynan
 from anynan._everywhere import Found, watch_everything
+from anynan.jax.read import probes
 from anynan.jax.replay.placed import NUMBERS, fates, is_placed, place
 from anynan.options import Options
 from tests.tiers import first
@@ -154,3 +155,18 @@ def test_a_state_that_a_step_gives_away_is_known_all_the_same():
         state = step(state)
     end()
     assert not found.bad()
+
+
+def test_what_a_clean_call_gave_is_looked_at_together(monkeypatch):
+    asked, real = [], probes.worst
+    found = Found()
+    end = watch_everything(Options(action="record"), found)
+    monkeypatch.setattr(probes, "worst", lambda x: asked.append(x) or real(x))
+    try:
+        jax.lax.scan(lambda c, x: (c + x, (c, x)), 0.0, jnp.arange(3.0))
+        assert not asked
+        jax.lax.scan(lambda c, x: (jnp.log(c - x), x), 0.0, jnp.arange(3.0))
+    finally:
+        end()
+    assert asked
+    assert [event.operation.name for event in found.bad()] == ["log"]

@@ -166,9 +166,11 @@ class Foreign(Eager):
         return out
 
     def _seen(self, out: Any, given: list[Any], args: Any, kwargs: Any) -> None:
-        placed = self._watch.calls.placed
-        told = tree_util.tree_map(lambda x: None if placed(x) else x, out)
-        bad = _has_nan(tree_util.tree_leaves(self._last(told)))
+        bad = _has_nan(tree_util.tree_leaves(self._last(out)))
+        if bad:  # one look at all; at each array only where there is a NaN
+            placed = self._watch.calls.placed
+            told = tree_util.tree_map(lambda x: None if placed(x) else x, out)
+            bad = _has_nan(tree_util.tree_leaves(self._last(told)))
         # A sampler tells of a step that it rejected, and goes on from where it was.
         self._rejected = self._rejected + 1 if bad and _kept(out, args) else LOOKS * bad
         if self._rejected >= LOOKS:
