@@ -181,6 +181,8 @@ class Session(LazyAdapter):
 
     def end(self) -> None:
         """Close the open step; what it moved out of sight, it updated."""
+        if self.local.root is None:  # what was written by hand since is not the step's
+            return
         number, moved = self.tracker.step, self.local.moved
         super().end()
         if moved:

@@ -29,7 +29,7 @@ DOORS = ((nn, "value_and_grad"), (mx, "value_and_grad"), (mx, "grad"), (mx, "com
 # Trackers of functions that a program makes anew in each step: the last few are kept.
 BETWEEN = 8
 # What else takes functions: those of the program's run as they are in it.
-OTHERS = ("vmap", "jvp", "vjp", "checkpoint", "custom_function")
+OTHERS = ("vmap", "jvp", "vjp", "checkpoint")
 # How a program looks at a number.
 READS = {"item", "tolist", "__float__", "__format__", "__repr__", "__str__"}
 ITEM: Any = mx.array.item
