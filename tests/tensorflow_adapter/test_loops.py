@@ -15,6 +15,7 @@ from anynan._everywhere import Found, watch_everything
 from anynan.options import Options
 from tests.keras_adapter.models import line
 from tests.processes import python
+from tests.tensorflow_adapter.watching import watched
 from tests.tiers import first
 
 X = tf.ones((2, 3))
@@ -391,7 +392,7 @@ def test_what_a_new_weight_came_with_is_not_put_to_an_update_before_it(by_hand):
             else:
                 keras.optimizers.Adam().apply(slopes, weights)
 
-    (event,) = watched(run)
+    (event,) = watched(run).bad()
     assert (event.phase, event.step, event.cause.tag) == ("parameter", 1, "bad_parameter")
 
 
@@ -405,7 +406,7 @@ def test_a_compiled_function_that_only_draws_by_bad_logits_is_told(fault):
         logits = logits if fault is None else logits * 0.0 / fault  # drawn by
         return tf.gather(names, tf.random.categorical(logits=logits, num_samples=1) % 2)
 
-    events = watched(lambda: draw(X))
+    events = watched(lambda: draw(X)).bad()
     lines = [event.operation.source.line for event in events]
     assert lines == ([] if fault is None else [line(__file__, "drawn by")])
 
@@ -422,7 +423,7 @@ def test_what_is_watched_can_be_saved(tmp_path, traced):
             saved.call(X)
         tf.saved_model.save(saved, str(tmp_path))
 
-    assert not watched(run)
+    assert not watched(run).bad()
     assert not [name for name in vars(saved) if "anynan" in name]
     loaded = tf.saved_model.load(str(tmp_path))
     np.testing.assert_array_equal(loaded.call(X), net(X))
@@ -442,17 +443,6 @@ def test_a_metric_of_a_model_that_fit_trains_is_not_read_beside_it():
     assert "1 bad in 2 steps" in found.lines()[0], found.lines()
 
 
-def watched(run):
-    """Give the events of what runs while everything is watched."""
-    found = Found()
-    end = watch_everything(Options(action="record"), found)
-    try:
-        run()
-    finally:
-        end()
-    return found.bad()
-
-
 class ChangesGradients(keras.Sequential):
     def train_step(self, data):
         with tf.GradientTape() as tape:
@@ -466,7 +456,7 @@ class ChangesGradients(keras.Sequential):
 def test_a_gradient_that_a_compiled_step_changes_is_told_with_its_line():
     net = ChangesGradients([keras.Input((3,)), keras.layers.Dense(1)])
     net.compile("adam")
-    (event,) = watched(lambda: net.fit(X, verbose=0))
+    (event,) = watched(lambda: net.fit(X, verbose=0)).bad()
     assert (event.operation.name, event.cause.tag) == ("divide", "divide_by_zero")
     assert event.operation.source.line == line(__file__, "changed slope")
 
@@ -506,7 +496,7 @@ def test_a_gradient_that_a_loop_changes_is_told_with_its_line(by_hand):
             for slope, weight in zip(slopes if by_hand else (), weights, strict=False):
                 weight.assign_sub(slope)
 
-    event = watched(run)[0]
+    event = watched(run).bad()[0]
     assert (event.step, event.operation.name) == (0, "divide")
     assert event.operation.source.line == line(__file__, "changed outside")
 
@@ -520,7 +510,7 @@ def test_the_loss_of_a_test_outside_of_functions_is_told_with_its_line(metric):
         found = tf.math.log(-1 - net(X) ** 2)  # test loss
         held(found) if metric is keras.metrics.Mean else held(X[:, :1], found)
 
-    (event,) = watched(run)
+    (event,) = watched(run).bad()
     assert event.operation.source.line == line(__file__, "test loss")
 
 
@@ -541,7 +531,7 @@ def test_a_bad_array_that_a_compiled_test_gives_is_told_and_a_mask_is_not(fitted
             train(net, tf.reduce_mean, keras.optimizers.SGD())
         test(X)
 
-    (event,) = watched(run)
+    (event,) = watched(run).bad()
     assert event.operation.source.line == line(__file__, "test array")
 
 

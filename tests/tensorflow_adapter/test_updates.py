@@ -8,19 +8,10 @@ import tensorflow as tf
 from anynan._everywhere import Found, watch_everything
 from anynan.options import Options
 from tests.keras_adapter.models import line
+from tests.tensorflow_adapter.watching import watched
 
 X = tf.constant(np.random.default_rng(0).normal(size=(8, 3)), tf.float32)
 STEPS, BAD = 4, 2
-
-
-def watched(run):
-    found = Found()
-    end = watch_everything(Options(action="record"), found)
-    try:
-        run()
-    finally:
-        end()
-    return found.events
 
 
 class Own(keras.optimizers.Optimizer):
@@ -57,7 +48,7 @@ def test_the_arithmetic_of_an_optimizer_of_ones_own_is_told_with_its_line(way):
         for _ in range(STEPS):
             one()
 
-    event = watched(run)[0]
+    event = watched(run).events[0]
     assert (event.step, event.operation.name) == (BAD, "divide"), event
     assert event.operation.source.line == line(__file__, "own update")
 
@@ -88,7 +79,7 @@ def by_hand(weight, scale):
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_weight_that_is_written_between_steps_is_told_with_its_line(compiled):
     write = tf.function(by_hand, autograph=False) if compiled else by_hand
-    event = watched(loop(write))[0]
+    event = watched(loop(write)).events[0]
     assert (event.phase, event.operation.name) == ("loss", "divide")
     assert event.operation.source.line == line(__file__, "written by hand")
 
@@ -117,7 +108,7 @@ def test_a_number_that_is_printed_where_nothing_trains_is_told_with_its_line(com
             float(tf.reduce_sum(X))
         assert not np.isfinite(float(tf.reduce_mean(one(X))))
 
-    (event,) = watched(run)
+    (event,) = watched(run).events
     assert (event.operation.name, event.notes) == ("divide", ())
     assert event.operation.source.line == line(__file__, "spread of one")
 
@@ -134,7 +125,7 @@ def test_a_weight_that_a_tape_begins_with_has_the_line_that_made_it_before_the_t
                 loss = tf.reduce_sum(weight**2)
             step = 0.1 * tape.gradient(loss, weight)
 
-    event = watched(run)[0]
+    event = watched(run).events[0]
     assert event.operation.name == "divide"
     assert event.operation.source.line == line(__file__, "a step before the tape")
 
@@ -149,7 +140,7 @@ def test_data_that_is_made_before_a_tape_has_its_line():
                 loss = tf.reduce_mean((net(X) - y) ** 2)
             tape.gradient(loss, net.trainable_variables)
 
-    event = watched(run)[0]
+    event = watched(run).events[0]
     assert (event.step, event.operation.name) == (BAD, "divide")
     assert event.operation.source.line == line(__file__, "labels")
 
@@ -163,7 +154,7 @@ def test_what_a_function_makes_of_the_gradient_of_its_data_is_told_with_its_line
         slope = tape.gradient(loss, x)
         return loss, x + slope / tf.norm(slope - slope)  # ascent
 
-    event = watched(lambda: ascend(X))[0]
+    event = watched(lambda: ascend(X)).events[0]
     assert event.operation.name == "divide"
     assert event.operation.source.line == line(__file__, "ascent")
 
@@ -177,5 +168,5 @@ def test_a_gradient_that_a_loop_begins_with_is_what_is_bad():
         begins = np.full((8, 1), np.nan, np.float32)
         tape.gradient(out, net.trainable_variables, output_gradients=begins)
 
-    event = watched(run)[0]
+    event = watched(run).events[0]
     assert (event.cause.tag, event.tensor) == ("bad_input", "output_gradients"), event
