@@ -221,10 +221,17 @@ class Calls:
             return new, NAN if new else probes.FINE
         return [x for x, word in zip(given, words, strict=True) if word and word == worst], worst
 
-    def placed(self, x: Any) -> bool:
-        """Tell whether an array holds NaN as the code wrote it, handed on from call to call."""
+    def placed(self, x: Any, *, numpys: bool = False) -> bool:
+        """Tell whether an array holds NaN as the code wrote it, handed on from call to call.
+
+        Args:
+            x: The array.
+            numpys: Whether what came in from NumPy counts, too: placed or data, as its use shows.
+        """
         if is_placed(x) or self._missed >= MISSES or not is_nan(x):
             return is_placed(x)
+        if isinstance(x, np.ndarray):
+            return numpys
         wanted, chain = [x], list[Call]()
         for call in self._before():
             if any(y is each for y in map(_alive, call.gave) for each in wanted):
@@ -235,8 +242,9 @@ class Calls:
             for i, fate in self._fates(call).items():
                 if fate == "placed":
                     place(gave[i])
-        self._missed += not is_placed(x)
-        return is_placed(x)
+        brought = bool(chain) and chain[0].brings
+        self._missed += not (is_placed(x) or brought)
+        return is_placed(x) or (numpys and brought)
 
     def makes(self, given: list[Any], made: list[Any]) -> bool:
         """Tell whether the call that gave these made NaN itself, and was given placed NaN alone."""

@@ -195,7 +195,7 @@ def _look_at_the_end(watch: Watch) -> None:
             arrays[name] = [x for x in bad(value) if not calls.placed(x)]
     told = False
     with suppress(Exception):  # what cannot be made once more stays without its operation
-        left = (*arrays.values(), [x for x in calls.left() if not calls.placed(x)])
+        left = (*arrays.values(), [x for x in calls.left() if not calls.placed(x, numpys=True)])
         ended = arrays[""]
         origins = ((calls.origin(x, numpys=True, floats=x is ended), x) for x in left)
         for call, came in ((watch.read and watch.read.call, ()), *origins):

@@ -67,6 +67,14 @@ CASES = {
     "guarded_logarithm": (guarded, X),
     "nan_safe_quantile": (quantiles, X),
     "beam_search": (beam, X),
+    "choices_beside_masks": (
+        lambda x: (
+            jnp.argmin(jnp.where(x > 0, x, jnp.inf)),
+            jnp.argmax(jnp.where(x > 0, jnp.inf, -jnp.inf) + x),
+            jnp.nanargmax(jnp.where(x > 0, x, jnp.nan)),
+        ),
+        X,
+    ),
     "integers_and_booleans": (
         lambda x, y: (x // 2, y | True, x.sum()),
         jnp.arange(3),

@@ -4,6 +4,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import anynan
@@ -45,12 +46,11 @@ def line_by_line(start, ask, rate, tell):
 
 
 def in_a_loop(start, ask, rate, tell):
-    def body(carry, _):
-        state, n = carry
+    def body(state, n):
         tries = ask(state)
-        return (tell(state, tries, rate(tries, n)), n + 1), tries.min()
+        return tell(state, tries, rate(tries, n)), tries.min()
 
-    jax.lax.scan(body, (start(jnp.zeros(3)), 0), length=5)
+    jax.lax.scan(body, start(jnp.zeros(3)), jnp.arange(5))
 
 
 def in_a_step(start, ask, rate, tell):
@@ -97,6 +97,38 @@ def test_a_state_that_begins_as_nan_is_told_once_something_is_computed_of_it(rea
     (event,) = found.bad()
     assert (event.operation.name, event.cause.tag) == ("full", "written_constant")
     assert event.operation.source.text == "empty = jnp.full(w.shape, jnp.nan)"
+
+
+FROM_NUMPY = {
+    "raw": np.asarray,
+    "brought": lambda x: jnp.asarray(np.asarray(x)),
+    "both": lambda x: np.asarray(x) if x.size > 3 else jnp.asarray(np.asarray(x)),
+}
+
+
+@pytest.mark.parametrize("fault", [None, "made", "used"])
+@pytest.mark.parametrize("way", FROM_NUMPY)
+def test_a_state_of_nan_from_numpy_is_no_fault_until_something_is_computed_of_it(way, fault):
+    found = Found()
+    end = watch_everything(Options(action="record", level="step"), found)
+
+    @jax.jit
+    def step(state, n):
+        w = 0.9 * state["w"]
+        if fault == "made":
+            w += jnp.where(n == 3, jnp.log(-w), 0)
+        return {
+            "w": w * state["seen"][n] if fault == "used" else w,
+            "seen": state["seen"].at[n].set(n),
+        }
+
+    state = {"w": np.ones(3, np.float32), "seen": np.full(200, np.nan, np.float32)}
+    for n in range(6 if fault else 150):  # more often than an array is looked for
+        state = step(jax.tree.map(FROM_NUMPY[way], state), n)
+    end()
+    assert not found.harms
+    told = [event.operation.name if event.operation else event.tensor for event in found.bad()]
+    assert told[:1] == {"made": ["log"], "used": ["seen"]}.get(fault, [])
 
 
 def test_a_nan_that_a_tracked_function_writes_is_told_where_nothing_else_is_watched():

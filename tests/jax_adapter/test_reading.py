@@ -43,6 +43,22 @@ def test_a_total_tells_what_is_bad_and_never_overflows(dtype, size, sign):
         assert probes.words(np.asarray(total(top, x)), np) == word
 
 
+CHOICES = {
+    "argmax": lambda x: jnp.argmax(jnp.log(x), -1),
+    "draw": lambda x: jax.random.categorical(jax.random.key(0), jnp.log(x)),
+    "loop": lambda x: jax.lax.scan(lambda i, row: (i + jnp.argmin(jnp.log(row)), i), 0, x),
+    "mask": lambda x: jnp.argmax(jnp.where(jnp.arange(3) == 0, -jnp.inf, jnp.log(x))),
+}
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_a_nan_that_only_a_choice_takes_is_told(name):
+    tracked = anynan.jax.track(CHOICES[name])
+    tracked(jnp.arange(6.0).reshape(2, 3))
+    event = failure(tracked, jnp.array([[1.0, 2.0, 3.0], [4.0, -5.0, 6.0]]))
+    assert (event.operation.name, event.cause.tag) == ("log", "log_of_negative")
+
+
 # What the compiler could join with a factor of the reading's own.
 FACTORS = {
     "times": lambda x: x * 1e38,

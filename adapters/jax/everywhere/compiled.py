@@ -132,7 +132,8 @@ class Watched:
         tracker = self._tracker = start(self._fn, self._options)
         session, calls = cast("Session", inside(tracker).judge.adapter), self._watch.calls
         session.outside = self._watch.outside
-        session.look_outside, session.placed, session.excuses = calls.placed, calls.note, True
+        session.may_be_meant = functools.partial(calls.placed, numpys=True)
+        session.placed, session.excuses = calls.note, True
         return tracker
 
     def _cannot_again(self, *given: Any) -> bool:

@@ -136,3 +136,8 @@ def hides(eqn: Any) -> bool:
 
 def _body(step: Any, kind: Kind, inner: Any, **counts: int) -> Body:
     return Body(step, kind, getattr(inner, "jaxpr", inner), getattr(inner, "consts", ()), **counts)
+
+
+def lanes(eqn: Any) -> bool:
+    """Tell whether it is a loop under vmap, whose lanes end apart."""
+    return eqn.primitive.name == "while" and bool(eqn.params["cond_jaxpr"].out_avals[0].shape)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from anynan._base.walks import walk
 from anynan._readings.readings import ProbePoint
 from anynan.events import Phase
+from anynan.jax.graphs.bodies import lanes
 from anynan.jax.graphs.graph import Graph, Node
 from anynan.jax.graphs.stacks import LAYER
 from anynan.jax.read.probes import CHECKED, LOSS, checkable
@@ -116,6 +117,16 @@ class Layers:
             elif name == LOSS and not node.backward and self._float(node.ins[0]):
                 found.append(ProbePoint(node.ins[0], None, "loss", "loss"))
         return found
+
+    def choices(self) -> Iterator[ProbePoint]:
+        """Walk what ``argmax`` and the like choose from: a NaN there leaves no trace behind it."""
+        for node in self.graph.nodes:
+            ended = any(lanes(eqn) for eqn in node.chain)  # such lanes may compute anything
+            if node.name in ("argmax", "argmin") and not (node.backward or ended):
+                path, tensor = self.of(node), f"what {node.name} took"
+                if self._float(node.ins[0]):
+                    call = self.call(node, path)
+                    yield ProbePoint(node.ins[0], path, "forward", tensor, call)
 
     def _goes(self, index: int) -> set[str | None]:
         """Give the layers in which a forward value is read."""

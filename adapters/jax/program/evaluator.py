@@ -79,6 +79,8 @@ def _take(probe: Probe, x: Any, plan: Plan) -> Any:
             return probes.ends(x, plan.extra)
         case "code":
             return probes.code(x)
+        case "nan":
+            return jnp.where(jnp.isnan(x).any(), jnp.nan, 0).astype(probes.wide())
     return x
 
 

@@ -17,7 +17,7 @@ from anynan._readings.patterns import Patterns, choose
 from anynan._readings.readings import ProbePoint
 from anynan.events import CARRIED, STATE
 from anynan.jax.graphs.bodies import JITS
-from anynan.jax.graphs.graph import Graph, Node
+from anynan.jax.graphs.graph import PASSING, Graph, Node
 from anynan.jax.graphs.layers import Layers
 from anynan.jax.graphs.operations import Operations
 from anynan.jax.graphs.stacks import MARK
@@ -73,6 +73,11 @@ ELEMENTWISE = frozenset(
         "squeeze", "sub", "tanh", "transpose",
     }
 )  # fmt: skip
+# What gives back one of the numbers that it is given; an Inf at one of the ends has no part in it.
+ENDS = frozenset({"clamp", "max", "min", "reduce_max", "reduce_min"})
+HANDS_ON = frozenset(
+    {"concatenate", "convert_element_type", "dynamic_update_slice", "scatter", "select_n", "sort"}
+)
 _WRITES = "it writes into Keras's variables: track the model with anynan.keras.track"
 _UNTRACEABLE = (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError)
 
@@ -304,6 +309,23 @@ class Program:
         used: list[bool] = dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))[1]
         return used
 
+    def compares(self, argument: int) -> bool:
+        """Tell whether an argument is at most compared and handed on, as the best loss so far is.
+
+        What is less than Inf takes its place, and nothing worse than itself comes of it.
+        """
+
+        def more(i: int) -> list[int]:
+            readers = (node for node in graph.readers(i) if node is not None)
+            return [j for node in readers if node.name not in ENDS for j in outs(node)]
+
+        def outs(node: Node) -> list[int]:
+            return [j for j in node.outs if j is not None and checkable(graph.values[j].aval)]
+
+        graph = self.graph
+        made = (graph.values[i].writer for i in walk(more(graph.arguments[argument]), more))
+        return all(i is None or graph.nodes[i].name in PASSING | HANDS_ON for i in made)
+
     @property
     def restorable(self) -> dict[int, int]:
         """Give result -> argument, for the results that are a state come back.
@@ -348,7 +370,14 @@ class Program:
     def every_step(self) -> list[ProbePoint]:
         """List what is read of every step, in the order of execution."""
         settings = self.settings
-        return self.inputs() + self.points(backward=settings.gradients, layers=settings.layers)
+        found = self.inputs() + self.points(backward=settings.gradients, layers=settings.layers)
+        read = {point.value for point in found}
+        return found + [point for point in self.choices() if point.value not in read]
+
+    def choices(self) -> list[ProbePoint]:
+        """List what is read for a NaN alone: behind it there is nothing that shows one."""
+        points = () if self.settings.ends else self.layers.choices()
+        return list({x.value: x for x in points if self.watched(x.layer)}.values())
 
     def points(self, *, backward: bool, layers: bool = True) -> list[ProbePoint]:
         """List what there is to read behind the inputs, in the order of execution."""

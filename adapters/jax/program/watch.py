@@ -121,11 +121,15 @@ class Watch:
         self.points = [point for point in self.points if point.value not in hidden]
         self.values = list(dict.fromkeys(point.value for point in self.points))
         self.plan = Plan(extra=settings.extra)
+        phases = {point.value: point for point in self.points}
+        choices = {x.value for x in program.choices() if phases[x.value] == x}
         for number, index in enumerate(self.values):
             if index in self.groups:
                 continue
             what = "span" if settings.ends else "sum"
-            if index in self.exact:
+            if index in choices:
+                what = "nan"
+            elif index in self.exact:
                 what = "ends" if settings.ends else "code"
             program.want(self.plan, index, what, number=number)
         self.at = {index: i for i, index in enumerate(self.values)}

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from anynan.jax.read import probes
 
 Path = tuple[Any, ...]
-What = Literal["code", "sum", "ends", "span", "value"]
+What = Literal["code", "sum", "nan", "ends", "span", "value"]
 # Their first column is a total, which is a word only after a loop.
-TOTALS = ("sum", "span")
+TOTALS = ("sum", "nan", "span")
 # Words of rounds that are kept for one reading, and at most of a loop whose length is not known.
 ROUNDS, WHILE = 4096, 256
 # They are a row of numbers, and not one.
@@ -27,7 +27,8 @@ class Probe:
     Attributes:
         key: What the reading is known by.
         what: ``code`` (the word), ``ends`` (word, smallest, largest), ``value`` (all of it); for
-            every step ``sum`` (the total) and ``span`` (total, smallest, largest).
+            every step ``sum`` (the total), ``nan`` (0 without one) and ``span`` (total, smallest,
+            largest).
         at: For ``value``: the iteration of each loop around it, outermost first.
         number: For ``sum`` and ``span``: its place among the readings.
     """
@@ -149,7 +150,7 @@ def kept_as(probe: Probe, aval: Any, width: int) -> tuple[tuple[int, ...], Any]:
         return tuple(aval.shape), aval.dtype
     if probe.what == "code":
         return (), jnp.float32
-    return () if probe.what == "sum" else (width,), probes.wide()
+    return (width,) if probe.what in WIDE else (), probes.wide()
 
 
 def of_round(item: Emission) -> Any:

@@ -20,7 +20,7 @@ from anynan.jax.read.donated import alive, strong
 from anynan.jax.read.readings import Plan
 
 # Every float dtype has these. No operation gives all of them back by chance, or NaN of all.
-NUMBERS = (-12.0, 0.75, 96.0)
+NUMBERS = (0.75, -12.0, 96.0)
 # Where a NaN in a result is from: it was only handed on, something was computed of it, or it is
 # another.
 Fate = Literal["placed", "used", "made"]
@@ -46,14 +46,14 @@ def place(x: Any) -> None:
 def is_nan(x: Any, word: int = probes.NAN) -> bool:
     """Tell whether something is an array with a NaN, given away or not."""
     x = alive(x)
-    known = isinstance(x, jax.Array) and probes.checkable(x)
+    known = isinstance(x, jax.Array | np.ndarray) and probes.checkable(x)
     return known and not isinstance(x, jax.core.Tracer) and probes.worst(x) == word
 
 
 def _is_kept(old: Any, new: Any) -> bool:
-    """Tell whether all NaN in an array stood in its place already where it came in placed."""
+    """Tell whether all NaN in an array stood in its place already."""
     before, now = alive(old), alive(new)
-    if before is None or not is_placed(old) or np.shape(before) != np.shape(now):
+    if before is None or np.shape(before) != np.shape(now):
         return False
     return not bool((jnp.isnan(now) & ~jnp.isnan(before)).any())
 
@@ -66,6 +66,7 @@ def writes(closed: Any) -> bool:
 def fates(
     closed: Any, arrays: list[Any], outs: list[Any], runs: dict[Any, Any], *,
     back: Mapping[int, int] | None = None, literals: bool = True,
+    given: tuple[bool, ...] | None = None,
 ) -> dict[int, Fate]:  # fmt: skip
     """Tell of each result with a NaN where that is from; of none where it cannot be told.
 
@@ -76,10 +77,11 @@ def fates(
         runs: Keeps what was compiled for it.
         back: The argument that a result takes the place of.
         literals: Whether the NaN that its code writes counts as placed.
+        given: Whether that of each array does; None: where it is known to be.
     """
     bad = tuple(i for i, x in enumerate(outs) if is_nan(x))
-    given, back = tuple(map(is_placed, arrays)), back or {}
-    if all(i in back and _is_kept(arrays[back[i]], outs[i]) for i in bad):
+    given, back = given or tuple(map(is_placed, arrays)), back or {}
+    if all(i in back and given[back[i]] and _is_kept(arrays[back[i]], outs[i]) for i in bad):
         return dict.fromkeys(bad, "placed")
     if not bad or closed.effects or not (any(given) or (literals and writes(closed))):
         return {}
@@ -87,9 +89,14 @@ def fates(
     if any(x is None for x in given_now):
         return {}
     key = bad, given, literals
-    if key not in runs:
-        runs[key] = [_run(closed, *key, number) for number in NUMBERS]
-    found: Any = np.stack([run(given_now, outs) for run in runs[key]])
+    rows: list[Any] = []
+    for number in NUMBERS:
+        if (*key, number) not in runs:
+            runs[*key, number] = _run(closed, *key, number)
+        rows.append(runs[*key, number](given_now, outs))
+        if not any(given) and rows[0][0].all():
+            break  # each is compiled, and what the code writes has no part in it
+    found: Any = np.stack(rows)
     stays, differs = found[:, 0].all(axis=0), found[:, 1].any(axis=0)
     kinds = [
         "made" if stay else "used" if other else "placed"

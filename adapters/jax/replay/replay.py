@@ -41,6 +41,8 @@ def replay(step: Step, first: int, reading: Reading | None = None) -> Replay:
     watch = step.watch
     words = {index: int(step.read[at, 0]) for index, at in watch.at.items()}
     points = program.points(backward=True)
+    failing = watch.points[min(first, len(watch.points) - 1)]
+    points += [failing] if failing in program.choices() else []
     bad, together = _bad_points(step, first, points, words)
     with replay_context():
         chosen = slice_behind(program, bad, words, together)
@@ -57,10 +59,9 @@ def replay(step: Step, first: int, reading: Reading | None = None) -> Replay:
         wanted: dict[int, Any] = dict.fromkeys(chosen, "sum")
         wanted.update(dict.fromkeys(_before(points, chosen), "span"))
         # A sum does not tell Infs of both signs from NaN.
-        failing = watch.points[min(first, len(watch.points) - 1)].value
-        wanted[failing] = "code"
+        wanted[failing.value] = "code"
         found = flags(program, arrays, wanted)
-        passed = [] if reading is None else _passed(step, found, failing, points)
+        passed = [] if reading is None else _passed(step, found, failing.value, points)
         ends = not program.settings.layers
         same = reading is None or divergence(step.rows, reading, passed, ends=ends) is None
         if same and not step.partial:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from anynan.jax.graphs.bodies import JITS, Body, bodies
+from anynan.jax.graphs.bodies import JITS, Body, bodies, lanes
 from anynan.jax.program.evaluator import CALLBACKS, Evaluator, jit_once, placed, silent
 from anynan.jax.program.program import Program
 from anynan.jax.program.watch import SMALL
@@ -83,8 +83,8 @@ class Nest:
         found = bodies(eqn)
         if not found or silent(eqn) or (name == "scan" and not eqn.params["length"]):
             return None
-        if name == "while" and eqn.params["cond_jaxpr"].out_avals[0].shape:
-            return None  # under vmap, where lanes end apart
+        if lanes(eqn):
+            return None
         return found[0]
 
     def loops(self, jaxpr: Any, path: Path = ()) -> Iterator[tuple[Path, Any, Body]]:

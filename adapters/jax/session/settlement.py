@@ -39,6 +39,9 @@ from anynan.jax.replay.steps import Step
 from anynan.jax.replay.trial import attempt
 from anynan.options import Options
 
+# In so many steps what came in as NaN is looked into: each runs three times more.
+USES = 8
+
 
 class StepReader(BaseAdapter):
     """Read steps and have them judged; answer what the core asks of the one that is judged."""
@@ -48,8 +51,10 @@ class StepReader(BaseAdapter):
         self._local = threading.local()
         # Is given what a bad step was given, and the bad weights; tells of what made them outside.
         self.outside: Callable[[list[Any], list[Any]], None] | None = None
-        # Looks for NaN that eager code placed in an array; notes a call that placed some.
-        self.look_outside: Callable[[Any], object] = is_placed
+        # Tells whether NaN in an array may be meant, if nothing reads it; in how many steps
+        # something did. Notes a call that placed some.
+        self.may_be_meant: Callable[[Any], bool] = is_placed
+        self._used = 0
         self.placed: Callable[..., None] | None = None
         # Whether NaN that a function's own code places is passed over: what is computed of it is
         # seen where the whole program is watched, and only there.
@@ -172,17 +177,26 @@ class StepReader(BaseAdapter):
     def _pass_placed(self, step: Step) -> None:
         """Take for fine what is NaN as the code wrote it, and is handed on as it is."""
         program, graph, watch = step.program, step.program.graph, step.watch
-        for x in filter(is_nan, step.arrays):
-            self.look_outside(strong(x))
+        meant = self.may_be_meant if self._used < USES else is_placed
+        given = tuple(is_nan(x) and meant(strong(x)) for x in step.arrays)
         # In the place of a state that is bad the old one may have been put.
         outs = [None if i in watch.restored else alive(x) for i, x in enumerate(step.outs)]
         runs = program.replays.setdefault("placed", {})
         found: dict[int, Fate] = {}
         with suppress(Exception):  # what cannot be run so is judged as it is
             found = fates(
-                program.closed, step.arrays, outs, runs, back=program.back, literals=self.excuses
+                program.closed,
+                step.arrays,
+                outs,
+                runs,
+                back=program.back,
+                literals=self.excuses,
+                given=given,
             )
         step.harmed = "used" in found.values()
+        self._used += step.harmed
+        for x in compress(step.arrays, given if found and not step.harmed else ()):
+            place(strong(x))
         losses = {point.value for point in watch.points if point.phase == "loss"}
         new = {i for i, x in found.items() if x == "placed" and graph.results[i] not in losses}
         for i in new:
@@ -190,8 +204,8 @@ class StepReader(BaseAdapter):
         fine = {graph.results[i] for i in new}
         spoilt = {graph.results[i] for i, x in enumerate(outs) if is_nan(x)} - fine
         if not step.harmed:
-            given = zip(graph.arguments, step.arrays, strict=True)
-            fine.update(index for index, x in given if is_placed(x))
+            pairs = zip(graph.arguments, step.arrays, strict=True)
+            fine.update(index for index, x in pairs if is_placed(x))
         for index, at in watch.at.items():
             members = watch.members(index)
             if not fine.isdisjoint(members) and spoilt.isdisjoint(members):
@@ -454,10 +468,13 @@ class StepReader(BaseAdapter):
         def spoilt(leaf: Leaf, x: Any) -> bool:
             return leaf.role in kept and _is_bad(x) and (step.harmed or not is_placed(x))
 
-        bad = [pair if spoilt(*pair) else () for pair in pairs]
+        bad = [i for i, pair in enumerate(pairs) if spoilt(*pair)]
         # What a solver begins with (its error is Inf) and nothing is computed of does no harm.
-        used = program.used() if any(bad) else ()
-        for leaf, array in filter(None, compress(bad, used)):
+        used = program.used() if bad else ()
+        for i in filter(used.__getitem__, bad):
+            leaf, array = program.leaves[i], step.arrays[i]
+            if not is_nan(array) and program.compares(i):
+                continue
             summary, buffer = probes.measure(alive(array)), leaf.role == "buffer"
             found.append(BadParameter(leaf.name, program.owner(leaf), summary, buffer))
         if step.handed_on:
