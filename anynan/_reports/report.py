@@ -463,9 +463,7 @@ def _operation(
     name = operation.name
     if operation.phase == "backward":
         name = f"gradient of {name}"
-    elif operation.direct and not note:
-        name = f"{name} (backward)"
-    elif event.phase == "backward" and not note:
+    elif event.phase == "backward" and not operation.direct and not note:
         name = f"{name} (forward)"
     if note:
         name = f"{name} {note}"

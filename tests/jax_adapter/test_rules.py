@@ -45,7 +45,6 @@ def test_a_custom_backward_rule_is_no_forward_operation(fn, operation):
     assert (event.phase, event.operation.name) == ("backward", operation)
     assert event.operation.direct
     assert "(forward)" not in text
-    assert f"{operation} (backward)" in text
     assert "via the backward rule of the custom_vjp called here" in text
     assert anynan.Event.from_json(event.to_json()) == event
 

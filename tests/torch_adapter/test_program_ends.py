@@ -1,5 +1,6 @@
 """What a program ends over, and numbers that it read and kept, under ``anynan run``."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -127,30 +128,36 @@ torch.manual_seed(0)
 model = torch.nn.Linear(4, 2)
 average = copy.deepcopy(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-def update():
+def update(i):
     with torch.no_grad():
-        for p, q in zip(average.parameters(), model.parameters()):
-            p.mul_(0.9).add_({made})
-for i in range(3):
+        for p, q in zip(average.{of}, model.{of}):
+            p{data}.mul_(0.9).add_({made})
+for i in range({steps}):
     loss = model(torch.randn(8, 4)).square().mean()
     optimizer.zero_grad(); loss.backward(); optimizer.step()
-    update()
+    update(i)
+{end}
 """
 
 
 @pytest.mark.parametrize(
-    ("made", "said"),
+    ("made", "steps", "data", "of", "said"),
     [
-        ("q / (q.norm() * (i != 2))", "op divide"),
-        ("q / (q.norm() * (i != 0))", "script.py:11 writes holds"),
-        ("q, alpha=0.1", "nothing went bad"),
+        ("q / (q.norm() * (i != 2))", 3, "", "parameters()", "op divide"),
+        ("q / (q.norm() * (i != 16))", 20, "", "parameters()", "script.py:11 writes holds"),
+        ("q, alpha=0.1", 3, "", "parameters()", "nothing went bad"),
+        # Gone as the program ends, as what a function holds.
+        ("q / (q.norm() * (i != 0))", 3, "", "parameters()", "op divide"),
+        ("q.data / (q.norm() * (i != 1))", 3, ".data", "parameters()", "op divide"),
+        ("q / (q.norm() * (i != 1))", 3, "", "state_dict().values()", "op divide"),
     ],
 )
-def test_an_average_that_never_runs_is_looked_at_as_the_program_ends(
-    tmp_path: Path, made: str, said: str
+def test_an_average_that_never_runs_is_looked_at(
+    tmp_path: Path, made: str, steps: int, data: str, of: str, said: str
 ) -> None:
-    told = run(tmp_path, AVERAGE.format(made=made))[2]
-    assert said in told
+    end = "del average" if re.search(r"i != [01]\)", made) else ""
+    program = AVERAGE.format(made=made, steps=steps, data=data, of=of, end=end)
+    assert said in run(tmp_path, program)[2]
 
 
 WEIGHT_MADE = """

@@ -83,10 +83,10 @@ def test_an_optimizer_of_the_programs_own_is_told_its_operation(
 LARGE = """
 import torch
 torch.manual_seed(0)
-model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
+model = torch.nn.Sequential(torch.nn.Linear(33, 4096), torch.nn.ReLU(), torch.nn.Linear(4096, 1))
 optimizer, w = torch.optim.Adam(model.parameters(), lr=0.001), model[0].weight
 for i in range(3):
-    loss = model(torch.randn(8, 32)).square().mean()
+    loss = model(torch.randn(8, 33)).square().mean()
     optimizer.zero_grad(); loss.backward(); optimizer.step()
     if i == 1:
         with torch.no_grad():
@@ -103,7 +103,7 @@ for i in range(3):
         ("w[0] = float('inf')", "copy|fill"),
         ("w.data[0] = float('inf')", "copy|fill"),
         ("w.data.div_(w.data.clamp(max=0) * 3)", "divide"),
-        ("w.data.mul_(0.9).add_(torch.zeros(64, 32).log())", "log"),
+        ("w.data.mul_(0.9).add_(torch.zeros(4096, 33).log())", "log"),
         ("w.copy_(w / 0)", "assign"),
         ("w.data = w.data / 0", "assign"),
     ],
@@ -232,3 +232,41 @@ def test_an_update_by_hand_has_the_operation_that_spoiled_the_gradient(
     assert f"op {name} " in first and f"script.py:{line} " in first
     if name == "add":  # the gradient as it was: the mean of ones, and a little of the weight
         assert re.search(r"input float32 \(1,\) value 1(\.0000\d+|e\+00)? ", first), first
+
+
+SAMPLER = """
+import random
+import torch
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3072, 1))
+optimizer = torch.optim.Adam(model.parameters())
+kept = []
+for i in range(3):
+    x = torch.rand(8, 3, 32, 32)
+    if kept:
+        x = torch.cat([torch.stack(random.choices(kept, k=7)), x[:1]])
+    x.requires_grad = True
+    for k in range(3):
+        x.data.add_(torch.randn_like(x) * 0.005)
+        model(x).sum().backward()
+        x.grad.data.{change}
+        x.data.add_(x.grad.data, alpha=-10)
+        x.grad.detach_().zero_()
+        x.data.clamp_(0, 1)
+    x = x.detach()
+    loss = model(x).square().mean()
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+    kept += [row.detach() for row in {given}]
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "given", "line"),
+    [("mul_(k != 1).div_(x.grad.data.norm())", "x", 16), ("clamp_(-1, 1)", "x * 0 / 0", 23)],
+)
+def test_what_a_sampler_writes_into_images_is_followed(
+    tmp_path: Path, change: str, given: str, line: int
+) -> None:
+    told = run(tmp_path, SAMPLER.format(change=change, given=given))[2]
+    first = told.partition("AnynanWarning")[2].partition("anynan: ")[0]
+    assert "op divide" in first and f"script.py:{line} " in first, first

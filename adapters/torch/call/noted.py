@@ -63,8 +63,8 @@ from anynan.torch.private import (
 # Bytes of one tensor, and of all, whose values are held until the pass after the next.
 SMALL = 2**20
 HELD = 2**24
-# A tensor that is written in place is copied before, to so many bytes; so many in all.
-COPIED = 2**12
+# A tensor that is written in place is copied before, if it has a share of the bytes that are left.
+COPIED, SHARE = 2**23, 16
 # So many operations are noted between two backward passes.
 MOST = 2**13
 # So many backward passes are kept until an update.
@@ -119,6 +119,7 @@ class Notes(FunctionMode):
         refused: The exception that an operation raised last, in words, and the tensors that
             the operation was given, small ones alone.
         reads: Called with a tensor that is bad as the program looks at its value.
+        writes: Whether an operation wrote to anything since the last pass.
     """
 
     def __init__(self) -> None:
@@ -136,6 +137,7 @@ class Notes(FunctionMode):
         self.reads: Callable[[Notes, torch.Tensor], None] | None = None
         self._bytes = self._copied = self.inside = 0
         self._compiled = 0
+        self.writes = False
         # Gradients that the program asked for since the last pass or update.
         self._gradients: deque[Any] = deque(maxlen=LONG)
 
@@ -275,13 +277,14 @@ class Notes(FunctionMode):
         if note is not None:
             version = [writes(item) for item in x] if many else writes(x)
             self.notes.append((*note, version, not many and x.requires_grad, copy, memory))
+            self.writes = True
         elif type(x) is _Tensor:  # by an index of NumPy's: what it gave is as if from outside
             self.hold(x)
         return out
 
     def _copy(self, x: torch.Tensor) -> torch.Tensor | None:
         """Copy what is written to, if it is small."""
-        if self._copied >= 64 * COPIED or x.nbytes > COPIED:
+        if self._copied + SHARE * x.nbytes > COPIED:
             return None
         self._copied += x.nbytes
         return x.detach().clone()
@@ -303,6 +306,7 @@ class Notes(FunctionMode):
         self.before, self.notes = self.notes, []
         self.held_before, self.held = self.held, {}
         self._bytes = self._copied = 0
+        self.writes = False
         self._gradients.clear()
 
     def hold_gradients(self) -> None:

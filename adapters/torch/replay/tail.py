@@ -196,8 +196,8 @@ class Tail:
             if (x := values.get((id(operations[j].out), operations[j].version))) is not None:
                 return x
         written = [operations[j] for j in self._wrote(i, before=False)]
-        if not written:
-            return None
+        if not written or self._maker(note.args[0], note.versions[0], i) is not None:
+            return None  # what it is of runs again, too
         owner = note.args[0]()
         if owner is None or any(each.copy is None for each in written):
             raise Lost
@@ -516,7 +516,7 @@ class Tails:
         ended = {id(weakref.ref(p.grad)): remade[id(p)] for _, p in weights if id(p) in remade}
         mine = [p for name, p in weights if name == reading.site.parameter]
         # Of a large one that was written in place no copy is held: others were made alike.
-        small = sorted((p for _, p in weights if p.numel() <= noted.COPIED), key=torch.numel)
+        small = sorted((p for _, p in weights), key=torch.numel)
         for p in [*mine, *small[:ALIKE]] if mine else ():
             if not nonfinite(p.grad):
                 continue

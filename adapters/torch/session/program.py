@@ -34,7 +34,7 @@ from anynan.torch.call import noted
 from anynan.torch.call.note import Note
 from anynan.torch.call.noted import Notes, Pass
 from anynan.torch.messages import GONE, READ_BAD
-from anynan.torch.private import foreach_norm
+from anynan.torch.private import foreach_norm, storage_number
 from anynan.torch.read import probes
 from anynan.torch.read.probes import DTYPE_NAME, measure, nonfinite, read_ends, same_memory
 from anynan.torch.read.slots import site_of
@@ -50,6 +50,8 @@ _CHECKS = inspect.getfile(torch.distributions.Distribution)
 _WORDS = {"nan": "NaN", "posinf": "+Inf", "neginf": "-Inf"}
 # So many lines that read numbers which are bad are looked into.
 MOST = 3
+# Behind so many passes, what is written by hand is looked at ever more seldom: NaN stays in it.
+OFTEN = 16
 Suspect = tuple[Reading, torch.Tensor, Any]
 
 
@@ -170,10 +172,8 @@ class Program(BaseAdapter):
         found = [g for g in grads if g is not None and g.layout is torch.strided]
         if not found or rows.failed is not None:
             return
-        with torch.no_grad():
-            norms = foreach_norm(found, 2, None)
-            if math.isfinite(sum(torch.stack([n.float() for n in norms]).tolist())):
-                return
+        if finite_norms(found):
+            return
         for name, x in self.weights():
             if x.grad is not None and nonfinite(x.grad):
                 self._read(rows, x.grad, "backward", f"grad of {name}", name)
@@ -201,6 +201,7 @@ class Watch:
         self._options, self._found = options, found
         self._adapter: Program | None = None
         self._suspect: Suspect | None = None
+        self._passes = 0
         self._looked: dict[Any, Suspect | None] = {}
         self._optimizers: SetByIdentity[torch.optim.Optimizer] = SetByIdentity()
 
@@ -217,6 +218,10 @@ class Watch:
         """Read a backward pass, where no watched model did."""
         if begins:
             found.before, self._suspect = last_pass(), None
+            self._passes += 1
+            often = self._passes <= OFTEN or self._passes.bit_count() == 1
+            if often and notes.writes and not self._found.bad():
+                self._written(notes, notes.notes)
             return
         for each in watching():
             each.passed()
@@ -284,23 +289,40 @@ class Watch:
         if not self._found.bad():
             self._state()
         if notes is not None and not self._found.bad() and not self._found.harms:
-            self._written(notes)
+            self._written(notes, [*notes.before, *notes.notes], over=True)
         if not self._found.bad() and not self._found.harms:
             self._read()
 
-    def _written(self, notes: Notes) -> None:
-        """Tell of a weight that the program wrote by hand in a model that never ran, as an average.
+    def _written(self, notes: Notes, operations: list[Any], *, over: bool = False) -> None:
+        """Tell of a weight that the program wrote by hand in a model that never runs.
 
-        What the last pass wrote is known. What a library writes, as Keras its metrics, is its own.
+        Such is an average of weights. What a library writes, as Keras its metrics, is its own.
+
+        Args:
+            notes: What was noted.
+            operations: What to look through of it.
+            over: The program is over: tell of what no operation made, too.
         """
-        for note in (Note(*each) for each in [*notes.before, *notes.notes]):
-            own = note.in_place and note.around is None and not isinstance(note.version, list)
-            x = note.out() if own else None
-            if isinstance(x, torch.nn.Parameter) and nonfinite(x):
+        weights: dict[int, torch.Tensor] = {}  # by their memory: a view of it may be written to
+        written: dict[int, tuple[torch.Tensor, Note]] = {}
+        for note in (Note(*each) for each in operations):
+            ref = note.args[0] if note.args else None
+            x: Any = ref() if type(ref) is weakref.ReferenceType else None
+            if isinstance(x, torch.nn.Parameter) and x.layout is torch.strided:
+                weights[storage_number(x)] = x
+            elif note.memory is not None:
+                x = weights.get(note.memory.storage)
+            if x is not None and note.in_place and note.around is None and x.is_floating_point():
+                written[id(x)] = x, note
+        if not written or finite_norms([x.detach() for x, _ in written.values()]):
+            return
+        mine = {id(p) for each in watching() for _, p in each.models.parameters()}
+        for x, note in written.values():
+            if id(x) not in mine and nonfinite(x):
                 found, at = self._look(notes, x), note.source()
                 if _made(found[2]):
                     self.program().settle(*found)
-                elif at is not None:
+                elif over and at is not None:
                     self._harm(f"a weight that {basename(at.file)}:{at.line} writes", measure(x))
                 return
 
@@ -351,6 +373,13 @@ class Watch:
 
     def _harm(self, name: str, summary: Summary) -> None:
         self._found.harm(f"{name} holds {_WORDS[summary.kind or 'nan']} as the program ends")
+
+
+def finite_norms(tensors: list[torch.Tensor]) -> bool:
+    """Tell, in one read, whether the norms of all are finite."""
+    with torch.no_grad():
+        norms = foreach_norm(tensors, 2, None)
+        return math.isfinite(sum(torch.stack([n.float() for n in norms]).tolist()))
 
 
 def _more(bad: list[Any]) -> str:
