@@ -34,6 +34,7 @@ class Found:
         harms: What was bad though no tracker read it, each said once.
         added: How many trackers were taken up.
         ended_by: The exception that ended the program, None where none did.
+        first: Is called as the first tracker is taken up.
     """
 
     def __init__(self) -> None:
@@ -41,6 +42,7 @@ class Found:
         self.harms: list[str] = []
         self.added = 0
         self.ended_by: BaseException | None = None
+        self.first: Callable[[], object] | None = None
         self._unwatched: list[str] = []
         self._trackers: list[Tracked] = []
         self._minor: set[int] = set()  # of trackers that nobody asks after while all is well
@@ -64,6 +66,8 @@ class Found:
                 self._minor.add(id(tracker))
             self._trackers.append(tracker)
             self.added += 1
+            if self.added == 1 and self.first is not None:
+                self.first()
             self._names[id(tracker)] = tracker.name, called
             alike = [x for x in self._trackers if self._names[id(x)][0] == tracker.name]
             for each in alike if len(alike) > 1 else ():  # of several Linears, which is which
@@ -106,6 +110,24 @@ class Found:
     def has(self, tracker: Tracked) -> bool:
         """Tell whether this tracker was taken up here."""
         return any(tracker is known for known in self._trackers)
+
+    def renew(self) -> dict[int, tuple[int, int]]:
+        """Forget what came of the trackers up to now: a process that forks off tells its own.
+
+        Returns:
+            How far each tracker had come.
+        """
+        with self._lock:
+            self.notes, self.harms, self._unwatched, self._ended = [], [], [], []
+            self.added, self.ended_by = 0, None
+            return {id(tracker): _mark(tracker) for tracker in self._trackers}
+
+    def leave(self, before: dict[int, tuple[int, int]]) -> bool:
+        """Let go of the trackers that have come no further, and tell whether any has."""
+        with self._lock:
+            same = [x for x in self._trackers if before.get(id(x)) == _mark(x)]
+            self._trackers = [x for x in self._trackers if x not in same]
+        return bool(self._trackers or self._ended)
 
     def close(self) -> None:
         """End the open steps, and watch no longer."""
@@ -152,6 +174,12 @@ class Found:
         return [event for event in self.events if is_bad(event)]
 
     @property
+    def minor(self) -> bool:
+        """Tell whether only that ran which nobody asks after while all is well."""
+        ran = [seen for seen in self._all() if seen.line]
+        return bool(ran) and all(seen.minor for seen in ran)
+
+    @property
     def several(self) -> bool:
         """Tell whether more than one thing ran: words must say then which one they are about."""
         return sum(bool(seen.line) for seen in self._all()) > 1
@@ -194,6 +222,11 @@ class Found:
         notes = [note for note in notes if note not in since[1:]]  # the rest is no news
         unwatched = [f"  unwatched {what}" for what in self._unwatched]
         return [f"  note      {note}" for note in notes] + unwatched
+
+
+def _mark(tracker: Tracked) -> tuple[int, int]:
+    """Give how far a tracker has come: its step and its events."""
+    return tracker.step, len(tracker.events)
 
 
 class _Seen(NamedTuple):

@@ -613,6 +613,7 @@ def apart() -> Iterator[None]:
 def _forked() -> None:
     if _here.notes is not None:
         _here.notes.end()
+        _here.notes = None  # it begins anew where a model runs
 
 
 if hasattr(os, "register_at_fork"):

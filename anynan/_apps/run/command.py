@@ -1,28 +1,17 @@
 """``anynan run``: a program as it is, with everything in it watched."""
 
 import argparse
-import importlib
 import os
-import subprocess
 import sys
-from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from anynan._apps.run import program
-from anynan._apps.run.ending import SHOWN, Ending, Own
-from anynan._base import notices, products
-from anynan._base.messages import left
-from anynan._base.patches import Patches
+from anynan._apps.run.processes import Processes
+from anynan._apps.run.telling import rank, tell
+from anynan._apps.run.told import Told
+from anynan._apps.run.watching import Asked, Watch
 from anynan._cli.statuses import BAD, refuse, takes_ignore
-from anynan._everywhere import Found, watch_everything
-from anynan._readings.history import Ring
-from anynan._reports.logs import listeners
-from anynan._reports.report import render, render_markdown
-from anynan._runs.run import Run
-from anynan._steps.record import numpy_met
-from anynan.options import ACTIONS, LEVELS, Options, environment
+from anynan.options import ACTIONS, LEVELS, environment
 
 GIVE, ITS_OWN = "a script, or -m and a module", "its arguments"  # what a message calls them
 FORMS = ("", ".txt", ".log", ".md", ".jsonl", ".html")
@@ -58,6 +47,7 @@ def add(commands: Any) -> None:
         help="write every report there: as text (.txt) or as Markdown (.md); or a file for each "
         "model: the run as JSON lines (.jsonl), which anynan report reads, or a page (.html)",
     )  # fmt: skip
+    parser.add_argument("--within", help=argparse.SUPPRESS)  # where a process tells its program
     takes_ignore(parser)
     parser.add_argument("-m", dest="module", action="store_true", help="run a module")
     parser.add_argument("program", metavar=GIVE, help=argparse.SUPPRESS)
@@ -82,34 +72,24 @@ def run(chosen: argparse.Namespace) -> int:
         return refuse("run", str(error))
     if chosen.action == "off":
         return program.run(begin)[0]
-    arrays: Any = importlib.import_module("anynan.arrays.program")
-    found, own, errors = Found(), Own(), arrays.listen()
-    listeners.append(own.hear)
-    numpy_met[0] = errors.__str__
-    options = Options(action=chosen.action, level=chosen.level, ignore=chosen.ignore)
-    end = watch_everything(options, found)
-    notices.blanket[0] = bool(sys.warnoptions)
-    with errors, _watched_again(_given(chosen), _own_name(chosen)):
+    report = os.path.abspath(chosen.report) if chosen.report else None
+    ignore = tuple(chosen.ignore)
+    asked = Asked(chosen.action, chosen.level, ignore, report, chosen.within)
+    watch = Watch(asked)
+    processes = Processes(asked, watch, _own_name(chosen))
+    with watch.errors, processes:
         status, ended_by = program.run(begin)
-    found.ended_by = ended_by
-    notices.ended_by.append(ended_by)
-    end()
-    notices.ended_by.clear()
-    notices.blanket[0] = True
-    listeners.remove(own.hear)
-    numpy_met[0] = None
-    ending = Ending(found, own, arrays.closing(errors, told=bool(found.bad())), ended_by)
-    shown = ended_by is not None and not isinstance(ended_by, SystemExit)
-    quiet = chosen.action in ("record", "skip") and not shown
-    for event in found.bad()[: int(quiet)]:
-        print(f"\n{render(event, which=found.several)}\n", file=sys.stderr)
-    lines = list(left(ending.lines(), chosen.ignore))
-    if ending.harmed or _rank() == "0":  # of several ranks the first one says that all is well
-        for line in (*lines, *ending.listed()):
+    heard = processes.heard()
+    ending = watch.close(ended_by, heard)
+    if heard.any and watch.idle():  # a launcher: the report is theirs
+        asked = asked._replace(report=None)
+    lines = tell(asked, watch, ending)
+    if ending.harmed or rank() == "0":  # of several ranks the first one says that all is well
+        for line in lines:
             print(line, file=sys.stderr, flush=True)
-    if chosen.report:
-        _write(chosen.report, lines, found, ending)
-    fails = chosen.fail or chosen.action == "raise"
+    if asked.within is not None and not watch.idle():
+        Told(asked.within).ended([], harmed=ending.harmed)
+    fails = chosen.fail or asked.action == "raise"
     return BAD if ending.harmed and fails and not status else status
 
 
@@ -125,23 +105,10 @@ def _action(given: str) -> str:
         raise program.Missing(str(error)) from None
 
 
-def _given(chosen: argparse.Namespace) -> list[str]:
-    """Give the options as they were given."""
-    report = ["--report", os.path.abspath(chosen.report)] if chosen.report else []
-    fail = ["--fail"] if chosen.fail else []
-    ignored = [word for name in chosen.ignore for word in ("--ignore", name)]
-    return ["--action", chosen.action, "--level", chosen.level, *ignored, *fail, *report]
-
-
 def _own_name(chosen: argparse.Namespace) -> str:
     """Name the program as it would name itself to start again."""
     main: Any = sys.modules["__main__"]
     return str(main.__spec__.name if chosen.module else main.__file__)
-
-
-def _rank() -> str:
-    """Name this process among those of a distributed run; "0" is the first, or the only one."""
-    return os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or "0"
 
 
 def _refuse_report(path: str) -> None:
@@ -161,67 +128,3 @@ def _refuse_report(path: str) -> None:
     else:
         return
     raise program.Missing(msg)
-
-
-def _write(path: str, lines: list[str], found: Found, ending: Ending) -> None:
-    stem, end = os.path.splitext(path)
-    if _rank() != "0":
-        stem += f"-rank{_rank()}"
-        path = stem + end
-    runs = [replace(run, harms=ending.harms) for run in found.runs()[:SHOWN]]
-    try:
-        if end == ".html" and runs:
-            for i, run in enumerate(runs):
-                run.to_html(f"{stem}-{i + 1}{end}" if i else path)
-            return
-        if end == ".jsonl":
-            counts = Counter(
-                e.severity if e.expected is None else "expected" for e in ending.events
-            )
-            nothing = Run(
-                "the program", Ring(0), events=tuple(ending.events), counts=counts,
-                notes=tuple(lines), harms=ending.harms,
-            )  # fmt: skip
-            writing = products.part("runfile", "writing")
-            for i, run in enumerate(runs or [nothing]):
-                writing.Writer(f"{stem}-{i + 1}{end}" if i else path).whole(run)
-            return
-        form = render_markdown if end == ".md" else render
-        parts = ["\n".join(lines), *map(form, ending.events)]
-        with open(path, "w", encoding="utf-8") as file:
-            file.write("\n\n".join(part.rstrip() for part in parts) + "\n")
-    except OSError as error:
-        print(f"anynan run: the report could not be written: {error}", file=sys.stderr)
-
-
-def _watched_again(options: Sequence[str], own: str) -> Patches:
-    """Have what starts the running program once more start it under ``anynan run``.
-
-    A rank that is watched waits for the others to agree on each step, and they would never come.
-    """
-    patches = Patches()
-    patches.change(subprocess.Popen, "__init__", lambda start: _starting(start, options, own))
-    return patches
-
-
-def _starting(start: Callable[..., None], options: Sequence[str], own: str) -> Callable[..., None]:
-    def begin(self: Any, args: Any, *rest: Any, **given: Any) -> None:
-        return start(self, _with(args, options, own), *rest, **given)
-
-    return begin
-
-
-def _with(args: Any, options: Sequence[str], own: str) -> Any:
-    """Give the command that is run in the place of one, which stays where it is another's."""
-    if not isinstance(args, (list, tuple)) or list(args[:1]) != [sys.executable]:
-        return args
-    named = list(args[1:3]) == ["-m", own]
-    path = args[1:2] and not named and os.path.isfile(own) and _is(args[1], own)
-    return [args[0], "-m", "anynan", "run", *options, *args[1:]] if named or path else args
-
-
-def _is(path: Any, own: str) -> bool:
-    try:
-        return os.path.samefile(path, own)
-    except (OSError, TypeError, ValueError):
-        return False

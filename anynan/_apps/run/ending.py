@@ -3,6 +3,7 @@
 import os
 import re
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from anynan._apps.run.messages import (
@@ -11,6 +12,7 @@ from anynan._apps.run.messages import (
     NOTHING_RAN,
     NOTHING_WATCHED,
 )
+from anynan._apps.run.told import SHOWN, Heard
 from anynan._base.escaping import name as printed
 from anynan._base.sources import located
 from anynan._base.tracebacks import last_own
@@ -23,21 +25,29 @@ from anynan._steps.tracked import started
 from anynan.errors import AnomalyError
 from anynan.events import Event, Source
 
-SHOWN = 10
 _ASKS = re.compile(r"(?<![a-z])(isnan|isinf|isfinite|nan|inf)(?![a-z])", re.IGNORECASE)
 
 
 class Own:
-    """Hear of what the program tracks by itself."""
+    """Hear of what the program tracks by itself.
+
+    Attributes:
+        heard: Every event, whoever told it, with its number.
+        then: Hears of each event at once.
+    """
+
+    then: Callable[[Event], object] | None = None
 
     def __init__(self) -> None:
         self._before = started["trackers"]
-        self._heard: deque[tuple[int, Event]] = deque(maxlen=MAX_EVENTS)
+        self.heard: deque[tuple[int, Event]] = deque(maxlen=MAX_EVENTS)
 
     def hear(self, turn: int, event: Event) -> None:
         """Take up an event, whoever told it; a direct check is told where it stands."""
         if event.phase != "value":
-            self._heard.append((turn, event))
+            self.heard.append((turn, event))
+            if self.then is not None:
+                self.then(event)
 
     def trackers(self, found: Found) -> int:
         """Count the program's own trackers: those that were not found for it."""
@@ -46,7 +56,7 @@ class Own:
     def events(self, found: Found) -> list[tuple[int, Event]]:
         """List what the program's own trackers told, with the number of each."""
         others = {turn for turn, _ in found.numbered()}
-        return [(turn, event) for turn, event in self._heard if turn not in others]
+        return [(turn, event) for turn, event in self.heard if turn not in others]
 
 
 class Ending:
@@ -57,10 +67,13 @@ class Ending:
         own: What the program tracked by itself.
         met: What NumPy met, in lines.
         error: What the program ended by, if it was an exception.
+        heard: What came of the processes that it started.
     """
 
-    def __init__(self, found: Found, own: Own, met: list[str], error: BaseException | None) -> None:
-        self._found, self._met, self._error = found, met, error
+    def __init__(
+        self, found: Found, own: Own, met: list[str], error: BaseException | None, heard: Heard
+    ) -> None:
+        self._found, self._met, self._error, self._heard = found, met, error, heard
         self._own = own.events(found)
         self._trackers = own.trackers(found)
         self._source = None if error is None else _place(error)
@@ -77,7 +90,12 @@ class Ending:
     @property
     def harmed(self) -> bool:
         """Tell whether something was bad, by whatever was seen of it."""
-        return bool(self.bad or self.harms)
+        return bool(self.bad or self.harms or self._heard.harmed)
+
+    @property
+    def broken(self) -> bool:
+        """Tell whether an exception ended the program."""
+        return self._error is not None and not isinstance(self._error, SystemExit)
 
     def lines(self) -> list[str]:
         """Say what was watched, what came of it, and what was not watched."""
@@ -90,7 +108,8 @@ class Ending:
             )
         broken = isinstance(self._error, Exception)  # what its step would have read is not known
         told += [*self._found.lines(SHOWN, harmed=broken), *self._met]
-        if not any(line.startswith("anynan: ") for line in told):
+        told += self._heard.lines
+        if not (self._heard.any or any(line.startswith("anynan: ") for line in told)):
             told[:0] = _unseen(self._error, partly=any(x.startswith("  unwatched") for x in told))
         if self._death and not self.bad:
             function = "" if self._source is None else printed(self._source.function)

@@ -14,3 +14,4 @@ ENDED_BEFORE = Message(
 MADE_ELSEWHERE = Message(
     "made-elsewhere", "nothing that anynan read was bad, so it was made elsewhere{way}"
 )
+PROCESS_UNWATCHED = Message("process-unwatched", "what {what} ran: start it there with anynan run")
