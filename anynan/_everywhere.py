@@ -274,13 +274,16 @@ def spoiled(tracker: Tracked, found: Found) -> None:
     if adapter is None or tracker.count("bad"):
         return
     try:
-        names = [item.name for item in adapter.bad_weights() if not item.buffer]
+        bad = [item for item in adapter.bad_weights() if not item.buffer]
+        names, following = [item.name for item in bad], tracker.judge.consequences
+        if names and not following.inherited:
+            following.inherit(bad)
     except Exception:  # noqa: BLE001  what cannot be read then is not told
         return
     if names:
         more = len(names) - 1
         rest = f" and {plural(more, 'more weight')} hold" if more else " holds"
-        why = tracker.judge.consequences.inherited
+        why = following.inherited
         ends = f"as the program ends{why and ': '}{why}"
         found.harm(f"{tracker.name}: {names[0]}{rest} NaN or Inf {ends}")
 

@@ -1,5 +1,6 @@
 """The facts of one anomaly, as data that survives JSON."""
 
+import os
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
 
@@ -45,6 +46,11 @@ class Source:
     end_column: int | None = None
     via_text: str = ""
     changed: bool = False
+
+    @property
+    def place(self) -> str:
+        """Give the file's name and the line."""
+        return f"{os.path.basename(self.file)}:{self.line}"
 
 
 @dataclass(frozen=True, slots=True)

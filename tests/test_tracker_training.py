@@ -1,6 +1,7 @@
 """Threads, loss scales, updates and weights of a tracked training."""
 
 import threading
+from contextvars import copy_context
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,9 @@ import pytest
 
 import anynan
 from anynan._diagnosis.lineage import Replay, Sink
+from anynan._steps.record import numpy_met
 from anynan._steps.tracked import inside
+from anynan.arrays.errorlog import ErrorLog
 from tests.fake_adapter import adapter_of, lent, track
 from tests.fake_steps import BAD, GOOD, INF, NAN, failure, forward_only, make, one, rooted, tracked
 
@@ -193,3 +196,28 @@ def test_a_bad_weight_that_a_layer_gives_out_unchanged_is_named() -> None:
     model.layers[0].weight = np.asarray(NAN)
     event = failure(tracker, BAD).event
     assert (event.phase, event.parameter) == ("parameter", "layer.weight")
+
+
+# What ran before a step.
+
+
+@pytest.mark.parametrize("places", [1, 2])
+def test_what_numpy_alone_met_since_a_good_update_made_what_came_in(places: int) -> None:
+    _, tracker = tracked(action="record")
+    with np.errstate(all="ignore"):
+        log = numpy_met[0] = ErrorLog(copy_context())
+    try:
+        with log:
+            np.log(np.zeros(1))
+            tracker(GOOD)  # so this came to nothing
+            batch = np.ones(2) / np.zeros(2)
+            for _ in range(places - 1):
+                np.exp(np.full(1, 1e6))
+        tracker(batch)
+    finally:
+        numpy_met[0] = None
+    (event,) = tracker.events
+    assert (event.operation is not None and event.operation.raw == "numpy.divide") == (places == 1)
+    alone, before = "NumPy met this alone", "NumPy met before this"
+    assert [word in event.notes[-1] for word in (alone, before)] == [places == 1, places == 2]
+    assert "used by " not in str(event)

@@ -171,30 +171,34 @@ class ErrorLog:
             if wanted != "log" or not isinstance(handler, ErrorLog):
                 return wanted, handler
 
-    def told(self, index: int, kind: Kind) -> OpRecord | None:
-        """Give the one error that was noted as an operation.
+    def told(self, index: int, kind: Kind, known: int = 0) -> OpRecord | None:
+        """Give the one place where errors were met as an operation.
 
         Args:
             index: Of the record.
             kind: What it is to have made.
+            known: How many errors, the first of all, are not meant.
 
         Returns:
             None where there were more, or where the one makes no such value.
         """
-        if len(self.lines) != 1:
-            return None
-        (error,) = self.lines
-        return error.record(index) if error.makes(kind) else None
+        met = [error for error in list(self.lines)[known:] if error.name != "cast"]
+        made = [error.record(index) for error in met if error.makes(kind)]
+        one = len({(error.name, error.source) for error in met}) == 1 and len(self) < MANY
+        return made[0] if one and made else None
 
     def first_nan(self) -> OpRecord | None:
         """Give the first error that made NaN as an operation, None if none did."""
         found = (error for error in self.lines if error.makes("nan"))
         return next((error.record(0) for error in found), None)
 
+    def __len__(self) -> int:
+        return len(self.lines)
+
     def __str__(self) -> str:
         found = []
         for (what, name, source), count in list(self.lines.items())[:3]:
-            where = "" if source is None else f" at {source.file.rpartition('/')[2]}:{source.line}"
+            where = "" if source is None else f" at {source.place}"
             times = "" if count == 1 else f" ({count} times)"
             found.append(f"{what} in {name}{where}{times}")
         more = len(self.lines) - len(found)

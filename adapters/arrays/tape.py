@@ -253,7 +253,7 @@ class Tape:
         if self.parents(x):
             self.handed.append(x)
         line = user_source(skip=2)
-        where = "" if line is None else f" at {line.file.rpartition('/')[2]}:{line.line}"
+        where = "" if line is None else f" at {line.place}"
         through = "" if line is None or line.via is None else f" in {line.via.partition(' ')[0]}"
         if len(self.outlets) < _OUTLETS:
             self.outlets[f"{where} ({word}{through})"] = None

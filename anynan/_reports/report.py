@@ -357,7 +357,8 @@ def _made_by(event: Event, width: int, where: str) -> Generator[Row, None, str]:
             yield "at", _source(operation.source, 0, width)
         return evidence
     # What came in bad was made by no operation: this one only met it first.
-    label = "used by" if event.phase in ("input", "parameter") else "op"
+    met = event.phase in ("input", "parameter") and operation.phase != event.phase
+    label = "used by" if met else "op"
     yield label, _operation(operation, event, width, where=where)
     held = [describe(summary) for summary in operation.inputs]
     if operation.operands:

@@ -7,13 +7,15 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from anynan._diagnosis.lineage import Replay
+from anynan._diagnosis.causes import UNKNOWN, Situation, explain
+from anynan._diagnosis.investigation import operation
+from anynan._diagnosis.lineage import OpRecord, Replay, trace
 from anynan._readings.readings import Reading
 from anynan._readings.step import DeferredFailure, Step
 from anynan._steps.consequences import Consequences
 from anynan._steps.inputs import Inputs
 from anynan._steps.investigator import Investigator
-from anynan._steps.messages import NUMPY_BEFORE, PATIENCE
+from anynan._steps.messages import MADE_BEFORE, NUMPY_BEFORE, PATIENCE
 from anynan._steps.record import Record, numpy_met
 from anynan._steps.subject import Subject
 from anynan.errors import AnomalyError, NonFiniteError, reason
@@ -53,16 +55,6 @@ def takes_along(error: BaseException) -> bool:
 _CAME = ("bad_input", "bad_label", "bad_parameter", "written_constant", "unknown")
 
 
-def _with_numpy(event: Event) -> Event:
-    """Note in an event of what came in bad what NumPy met before it."""
-    met = numpy_met[0]
-    came = event.cause is not None and event.cause.tag in _CAME
-    errors = met() if met is not None and came else ""
-    if not errors:
-        return event
-    return replace(event, notes=(*event.notes, NUMPY_BEFORE(errors=errors)))
-
-
 class Failures:
     """Investigate a failure, and act on it as the options say, unless it follows from one before.
 
@@ -77,7 +69,17 @@ class Failures:
         self._subject, self._record, self._inputs = subject, record, inputs
         self._consequences, self._investigator = consequences, investigator
         self._local = threading.local()
-        self.streak = 0
+        self.streak = self._met = 0
+
+    def went_well(self) -> None:
+        """Note that a step is over in which nothing was bad."""
+        self.streak, watching = 0, self._subject.watched_by
+        if watching is not None and not watching.sees_training:
+            self.updated()
+
+    def updated(self) -> None:
+        """Note that what NumPy met by now came to nothing: all of it went into a good update."""
+        self._met = len(numpy_met[0] or ())
 
     def fail(
         self, step: Step, reading: Reading, kind: Kind, value: Any = None, *, later: int = 0,
@@ -107,7 +109,7 @@ class Failures:
             AnomalyError: As the tracker's action says.
         """
         event = self._consequences.begin(step, event)
-        event = self._subject.signed(_with_numpy(event))
+        event = self._subject.signed(self._with_maker(event))
         # Before the first iteration ends it may be a program that does nothing but evaluate.
         if step.evaluated and (step.evaluated < step.number or event.phase in _TRAINING):
             event = replace(event, training_step=step.number - step.evaluated)
@@ -121,6 +123,39 @@ class Failures:
             carried.append(event)
             return
         self._act(event, first, step)
+
+    def _with_maker(self, event: Event) -> Event:
+        """Name in an event of what came in bad what made it before the step, or may have."""
+        errors, cause, taker = numpy_met[0], event.cause, event.operation
+        if cause is None or cause.tag not in _CAME:
+            return event
+        given = taker is None or cause.tag != UNKNOWN or any(x.bad for x in taker.inputs)
+        made = self._made_before(event) if given else None
+        what = "this alone made NaN or Inf before the step"
+        if made is None and errors and given:
+            made = errors.told(0, event.kind, self._met)
+            what = "NumPy met this alone since the last update that went well"
+        if made is None:
+            note = NUMPY_BEFORE(errors=errors) if errors else ""
+            return replace(event, notes=(*event.notes, *filter(None, [note])))
+        source, found = taker and taker.source, operation(made)
+        took = f"; {taker.name} at {source.place} took it in" if taker and source else ""
+        if found is not None and event.phase in ("input", "parameter"):
+            found = replace(found, phase=event.phase)
+        kind = (made.output and made.output.kind) or event.kind
+        cause = explain(Situation("forward", kind, record=made))
+        note = MADE_BEFORE(what=what, took=took)
+        return replace(event, operation=found, cause=cause, notes=(*event.notes, note))
+
+    def _made_before(self, event: Event) -> OpRecord | None:
+        """Give what ran before the step and made what came in, where the adapter knows that."""
+        inputs = () if event.operation is None else event.operation.inputs
+        taken = [x for x in (*inputs, event.summary) if x is not None and x.bad]
+        try:
+            found = self._subject.adapter.made_before(event.kind, taken)
+        except Exception:  # noqa: BLE001  nothing is claimed of what could not be looked at
+            return None
+        return None if found is None else trace(found.records, found.sinks, neginf=True).origin
 
     def refuse(self, event: Event, step: Step) -> None:
         """Act on an event that is about no single reading, as a jump of the gradients."""

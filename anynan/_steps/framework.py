@@ -16,6 +16,7 @@ from anynan._readings.readings import Reading
 from anynan._steps.loaders import bad_rows
 from anynan._steps.messages import UNMEASURED
 from anynan.errors import reason
+from anynan.events import Kind
 from anynan.options import Options
 
 
@@ -130,6 +131,18 @@ class Framework:
 
         Raises:
             ReplayError: If it cannot be run again.
+        """
+        return None
+
+    def made_before(self, kind: Kind, taken: Sequence[Summary]) -> Replay | None:  # noqa: ARG002
+        """Run again what ran before the step, where one operation alone of it made NaN or Inf.
+
+        Args:
+            kind: What came into the step.
+            taken: What held it there.
+
+        Returns:
+            None where that is not known, or where it made something else.
         """
         return None
 

@@ -102,7 +102,8 @@ class Judge:
         """
         if self._is_plain(step):
             self.monitor.history.append(step)
-            self.failures.streak = self._loss_scale.streak = 0
+            self.failures.went_well()
+            self._loss_scale.streak = 0
             return
         try:
             self.review(step)
@@ -115,7 +116,7 @@ class Judge:
             self.escalator.settle(step)
             self.monitor.history.append(step)
             if step.failed is None:
-                self.failures.streak = 0
+                self.failures.went_well()
             else:
                 self.record.spread(step)
             self.consequences.settle(step)
@@ -145,9 +146,8 @@ class Judge:
         busy = self.record.listeners or self.escalator.left
         if busy or self.consequences.corrupting is not None:
             return False
-        passed = self.steps.pass_over(sites, squares)
-        if passed:
-            self.failures.streak = 0
+        if passed := self.steps.pass_over(sites, squares):
+            self.failures.went_well()
         return passed
 
     def came_again(self, first: Step) -> None:
@@ -163,6 +163,7 @@ class Judge:
         step = self.steps.failed or self.consequences.ended(number)
         if step is None:
             self.weights.updated(number)
+            self.failures.updated()
         else:
             self.consequences.applied(step)
 

@@ -23,8 +23,8 @@ _told: list[Any] = [None, None]
 # How often each fault was told in a program that is watched as a whole, by whichever tracker: its
 # models may be made anew in each step. None elsewhere.
 program: list[Counter[Any] | None] = [None]
-# Says what NumPy met so far in such a program, outside of what is tracked.
-numpy_met: list[Callable[[], str] | None] = [None]
+# What NumPy met so far in such a program, outside of what is tracked.
+numpy_met: list[Any] = [None]
 # Of one origin so many are reported in a row, then each tenth, hundredth and so on.
 REPORTED = 3
 # What is said where no second run showed the operation.

@@ -65,8 +65,12 @@ def test_a_monitor_takes_over(found):
     assert found.events == []
 
 
-def test_a_part_of_a_model_that_went_bad_has_no_fault_of_its_own(found):
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_part_of_a_model_that_went_bad_has_no_fault_of_its_own(found, trained):
     part, given = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)]), keras.Input((4,))
+    if trained:  # it was found before the model that it is a part of
+        part.compile("sgd", "mse")
+        part.fit(X, Y, verbose=0)
     model = keras.Model(given, keras.ops.sqrt(part(given) * 0.0))
     model.compile("sgd", "mse")
     model.fit(X, Y, batch_size=4, verbose=0)

@@ -1,10 +1,11 @@
 """What ran under a tape outside of graphs: noted as it runs, and made again as a graph."""
 
+import math
 import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -14,11 +15,14 @@ from tensorflow.python.eager import execute
 from tensorflow.python.framework import op_callbacks, op_def_library, op_def_registry
 
 from anynan._base.sources import is_anynans, is_library
+from anynan._base.summary import Summary
 from anynan._diagnosis.evidence import ReplayError
+from anynan.events import Kind
 from anynan.tensorflow.graphs import names
 from anynan.tensorflow.graphs.operations import arguments, inferred
 from anynan.tensorflow.graphs.traces import Trace
 from anynan.tensorflow.messages import NOT_UNDER_TAPE
+from anynan.tensorflow.read import probes
 from anynan.tensorflow.read.buffers import Block
 from anynan.tensorflow.read.frames import Frame, here, tensors
 from anynan.tensorflow.read.layers import Layers
@@ -213,6 +217,8 @@ class Record:
         if graph is not None or not self.on:
             return
         kind = kind.decode() if isinstance(kind, bytes) else kind
+        if kind.startswith("IteratorGetNext"):  # else all batches of an epoch were kept
+            return
         layer = self._inside[-1] if self._inside else None
         self._add(Note(kind, tuple(inputs), tuple(attributes), tuple(outputs), frames(), layer))
 
@@ -413,6 +419,42 @@ class Differentiated(NamedTuple):
         inside = {id(v): v for call in calls for v in call.variables()}
         mine = [v for v in inside.values() if layers.weights.name(v)]
         return Made(self, needed, leaves, read, paths, mine)
+
+
+@off()
+def suspect(kind: Kind, taken: Sequence[Summary]) -> Differentiated | None:
+    """Hold what ran before up to what made NaN or Inf of finite numbers, if one line alone did.
+
+    Args:
+        kind: What came into a step: counts where several lines made some.
+        taken: What held it there.
+    """
+    record, held = running() or newest(), {}
+    notes = () if record is None else record.all()
+    for x in (x for note in notes for x in (*note.inputs, *note.outputs)):
+        if id(x) not in held:
+            held[id(x)] = probes.kind(probes.on_host(x)) if probes.is_float(x) else None
+    made: dict[Any, dict[Any, int]] = {}
+    for i, note in enumerate(notes):
+        word = max(filter(None, (held[id(x)] for x in note.outputs)), default=None)
+        if word and note.inputs and not any(held[id(x)] for x in note.inputs) and note.runs():
+            line = note.frames[-1] if isinstance(note, Note) else note.fn
+            made.setdefault(word, {}).setdefault((note.kind, line), i)
+    mine = made.get(kind, {}) if len(made) > 1 else next(iter(made.values()), {})
+    bad = [x for note in notes for x in note.outputs if held[id(x)]]
+    if len(mine) != 1 or not any(_alike(x, one) for x in bad for one in taken):
+        return None
+    (last,) = mine.values()
+    frame = Frame(None)
+    for x in notes[last].outputs:
+        frame.take(x, None, "loss", "loss")
+    return Differentiated(notes[: last + 1], frame.tensors, frame=frame)
+
+
+def _alike(x: Any, taken: Summary) -> bool:
+    """Tell whether what was taken in may be a tensor, rows of it, or of several like it."""
+    shape = tuple(x.shape)
+    return shape[1:] == taken.shape[1:] or math.prod(shape) == taken.size
 
 
 class Made(NamedTuple):

@@ -241,7 +241,7 @@ class Calls(Part):
         out, record = run(), taped.running()
         if record is None or not record.on or not is_float(x) or here() is not None:
             return out
-        if not np.isfinite(out).any() and self._trails():
+        if not np.isfinite(out).any() and self._trails() and not _is_shown():
             self._trailed(x)
         return out
 
@@ -497,6 +497,12 @@ class Calls(Part):
             return
         if any(self._layers.weights.name(v) for v in graph.variables):
             self._tracker.judge.say(STALE_GRAPH())
+
+
+def _is_shown() -> bool:
+    """Tell whether Keras itself takes a value, to show it or to write it down."""
+    files = (code.co_filename for code, _ in taped.frames())
+    return any(file.endswith(("trainer.py", "training.py")) for file in files)
 
 
 def _updates(written: list[tuple[Block, Any]]) -> bool | None:

@@ -42,10 +42,14 @@ class Seams:
 
     @property
     def sessions(self) -> list[Any]:
-        """List who watches: nobody where a model is saved, and in a graph that is no function's."""
+        """List who watches: nobody where a model is saved, and in a graph that is no function's.
+
+        Nor who watches a part of a model of which a step runs: that one's session reads it.
+        """
         if self._saves or not (tf.executing_eagerly() or tf.inside_function()):
             return []
-        return self._living()
+        living = self._living()
+        return [x for x in living if not any(x is not y and x.is_part_of(y) for y in living)]
 
     def _free(self) -> list[Any]:
         """List those who watch, but for whom what runs now is none of theirs."""
@@ -273,7 +277,8 @@ def _exit(original: Any) -> Any:
         for session in SEAMS.sessions:
             state = session.state
             state.tapes = max(0, state.tapes - 1)
-        if not any(session.state.tapes for session in SEAMS.sessions):
+        within = tf.inside_function() or any(session.state.tapes for session in SEAMS.sessions)
+        if not within:
             taped.end()
             for session in SEAMS.sessions:
                 session.calls.trail(afresh=False)

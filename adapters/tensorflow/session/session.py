@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from anynan._base.imports import when_imported
+from anynan._base.summary import Summary
 from anynan._diagnosis.evidence import BadParameter, ReplayError
 from anynan._diagnosis.lineage import Replay
 from anynan._diagnosis.rules.repair import Repair
@@ -21,13 +22,15 @@ from anynan._steps.adapter import BaseAdapter
 from anynan._steps.messages import LAYER_UNWATCHED
 from anynan._steps.tracked import Tracked
 from anynan.errors import reason
+from anynan.events import Kind
 from anynan.tensorflow.graphs.traces import Traces
 from anynan.tensorflow.read import probes
 from anynan.tensorflow.read.buffers import DeviceBuffers
 from anynan.tensorflow.read.frames import Frame, tensors
 from anynan.tensorflow.read.layers import Layers
+from anynan.tensorflow.replay import taped
 from anynan.tensorflow.replay.replay import Replays
-from anynan.tensorflow.replay.steps import Held, State
+from anynan.tensorflow.replay.steps import Held, State, Step
 from anynan.tensorflow.session.calls import Calls
 from anynan.tensorflow.session.seams import SEAMS
 from anynan.tensorflow.session.steps import Steps
@@ -120,6 +123,12 @@ class Session(BaseAdapter):
     def others(self) -> bool:
         """Tell whether what runs now is another session's alone."""
         return False
+
+    def is_part_of(self, outer: "Session") -> bool:
+        """Tell whether a step of another session runs that reads all that this one would read."""
+        model, theirs = self.layers.model(), outer.state.held or outer.state.fits
+        given = self.tracker.found or not outer.tracker.found  # what the user tracked stays
+        return model is not None and theirs and given and outer.layers.has_inside(model)
 
     def takes(self, variable: Any) -> bool:
         """Tell whether a variable that is differentiated by is a weight of what is watched.
@@ -223,6 +232,11 @@ class Session(BaseAdapter):
             return None  # a loss scaler may mean it
         found.loss = found.gradient_norm = None  # they are not the program's own numbers
         return found
+
+    def made_before(self, kind: Kind, taken: Sequence[Summary]) -> Replay | None:
+        """Run again what ran before the step outside of graphs, up to the one fault in it."""
+        made = taped.suspect(kind, taken)
+        return made and self._replays.replay(Step(None, (), {}, taped=made))
 
     def bad_parameters(self) -> list[BadParameter]:
         """List the weights and buffers that are bad now."""
@@ -333,6 +347,7 @@ class ModelSession(Session):
 
         return predict
 
+    @taped.off()  # what is in a batch is no step's before
     def held(self, fn: Any, args: tuple[Any, ...], run: Callable[[], Any]) -> Any:
         """Run one batch as one step; without a function, what is compiled says how."""
         state, steps = self.state, self.steps

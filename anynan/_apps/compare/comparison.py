@@ -349,7 +349,7 @@ def _at(source: Source | None) -> str:
         return ""
     if source.via is not None:
         return f"  {source.via}" + (f": {source.via_text}" if source.via_text else "")
-    return f"  {os.path.basename(source.file)}:{source.line} in {source.function}: {source.text}"
+    return f"  {source.place} in {source.function}: {source.text}"
 
 
 def _page(found: Comparison) -> str:

@@ -55,7 +55,7 @@ class Watch:
     def _hear(self) -> None:
         self.own = Own()
         listeners.append(self.own.hear)
-        numpy_met[0] = self.errors.__str__
+        numpy_met[0] = self.errors
 
     def forked(self) -> Self:
         """Begin anew in a fork of the process: what the parent saw, the parent tells."""

@@ -1,7 +1,6 @@
 """Which operations have an edge, and how far their operands are from it."""
 
 import math
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -224,5 +223,5 @@ def place(source: Source | None, layer: str | None) -> object:
 def told(source: Source | None, layer: str | None) -> str:
     """Say where something is, as far as it is known."""
     if source is not None:
-        return f" at {os.path.basename(source.file)}:{source.line}"
+        return f" at {source.place}"
     return f" in {layer}" if layer else ""

@@ -1,6 +1,5 @@
 """What code between two watched layers made, and handed to one of them."""
 
-import os
 from dataclasses import replace
 from itertools import takewhile
 from typing import NamedTuple
@@ -41,7 +40,7 @@ def of_root(case: Investigation, root: Root) -> Event:
     layer = (case.reading.layer if origin is None else origin.layer) or ""
     if origin is not None and origin.layer is None:  # no layer took it
         line = origin.source
-        at = "" if line is None else f" at {os.path.basename(line.file)}:{line.line}"
+        at = "" if line is None else f" at {line.place}"
         text = TAKEN.format(op=origin.name, at=at)
         return _outside(case, summary, f"input of {origin.name}", text)
     return _event(case, layer, summary, root.label or "input")
