@@ -8,6 +8,7 @@ import ast
 import functools
 import inspect
 import math
+import re
 import sys
 import threading
 import weakref
@@ -310,16 +311,36 @@ class Calls:
 
 def held(error: BaseException) -> list[Any]:
     """List the bad arrays that the functions have at hand which an exception ended."""
-    return [x for each in tracebacks.frames(error) for x in bad([*each.tb_frame.f_locals.values()])]
+    found = []
+    for each in tracebacks.frames(error):
+        for name, value in each.tb_frame.f_locals.items():
+            found += bad(value, masks=not _names(error, name))
+    return found
 
 
-def bad(value: Any) -> list[Any]:
+def refused(error: BaseException) -> str:
+    """Say which number was refused that is NaN or Inf: the exception names it; "" for none."""
+    last = tracebacks.last_own(error)
+    at = f", at {Path(last.tb_frame.f_code.co_filename).name}:{last.tb_lineno}" if last else ""
+    for each in tracebacks.frames(error):
+        for name, value in each.tb_frame.f_locals.items():
+            if isinstance(value, float) and not math.isfinite(value) and _names(error, name):
+                return f"{value} was refused as `{name}`{at}"
+    return ""
+
+
+def _names(error: BaseException, name: str) -> bool:
+    return len(name) > 2 and re.search(rf"\b{name}\b", str(error)) is not None
+
+
+def bad(value: Any, *, masks: bool = True) -> list[Any]:
     """List the arrays in something that hold a NaN or an Inf; a mask may hold -Inf."""
     leaves: list[Any] = []
     with suppress(Exception):  # what cannot be taken apart holds none
         leaves = tree_util.tree_leaves(value)
     found = [x for x in map(_alive, leaves) if type(x) in ARRAYS and _word(x)]
-    return [x for x in found if x.size == 1 or probes.worst(alive(x)) > probes.NEGINF]
+    mask = probes.NEGINF if masks else probes.FINE
+    return [x for x in found if x.size == 1 or probes.worst(alive(x)) > mask]
 
 
 @functools.cache

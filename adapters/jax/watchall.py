@@ -14,7 +14,7 @@ from anynan._base.imports import when_imported
 from anynan._base.patches import Patches
 from anynan._base.sources import is_library
 from anynan._everywhere import Found
-from anynan.jax.eager import bad, held
+from anynan.jax.eager import bad, held, refused
 from anynan.jax.everywhere import reads
 from anynan.jax.everywhere.compiled import Given, Watched, is_module
 from anynan.jax.everywhere.uncompiled import Eager, Foreign, once
@@ -203,6 +203,8 @@ def _look_at_the_end(watch: Watch) -> None:
                 told = once(watch, call, came)
     if told or found.bad():
         return
+    if found.ended_by and (text := refused(found.ended_by)):
+        found.harm(text)
     if watch.read is not None:
         found.harm(f"a number was NaN or Inf as it was read, at {watch.read.place}")
     for name, each in arrays.items():

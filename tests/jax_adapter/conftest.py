@@ -31,9 +31,9 @@ def solved(fn): return equinox.filter_jit(fn)
 def sloped(fn): return jax.value_and_grad(fn)
 def mapped(fn): return jax.vmap(fn)
 def sampled(model, *given): return model(*given)
-def checked(x):
-    if not bool(jax.numpy.isfinite(x).all()): raise ValueError("invalid scale")
-    return x
+def checked(scale):
+    if not bool(jax.numpy.isfinite(scale).all()): raise ValueError("invalid scale")
+    return scale
 """
     file = jax.__file__.replace("jax/__init__.py", "solvers/solve.py")
     scope = {"__name__": "solvers.solve", "jax": jax, "equinox": pytest.importorskip("equinox")}
