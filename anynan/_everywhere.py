@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from operator import itemgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from anynan._base.about import ADAPTERS
 from anynan._base.imports import when_imported
@@ -35,6 +35,7 @@ class Found:
         added: How many trackers were taken up.
         ended_by: The exception that ended the program, None where none did.
         first: Is called as the first tracker is taken up.
+        trainers: That run now, and are watched with all they call.
     """
 
     def __init__(self) -> None:
@@ -43,12 +44,17 @@ class Found:
         self.added = 0
         self.ended_by: BaseException | None = None
         self.first: Callable[[], object] | None = None
+        self.trainers: list[Any] = []
         self._unwatched: list[str] = []
         self._trackers: list[Tracked] = []
         self._minor: set[int] = set()  # of trackers that nobody asks after while all is well
         self._names: dict[int, tuple[str, str]] = {}  # what each is, and how the program calls it
         self._ended: list[_Seen] = []
         self._lock = threading.RLock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Go to another process as what is found there."""
+        return _there, ()
 
     def add(self, taken: Handle | Tracked, *, minor: bool = False) -> None:
         """Take up the tracker of what was found; it gives way to one of the user's own.
@@ -224,6 +230,13 @@ class Found:
         return [f"  note      {note}" for note in notes] + unwatched
 
 
+_here: list[Found] = []
+
+
+def _there() -> Found:
+    return _here[-1] if _here else Found()
+
+
 def _mark(tracker: Tracked) -> tuple[int, int]:
     """Give how far a tracker has come: its step and its events."""
     return tracker.step, len(tracker.events)
@@ -305,6 +318,7 @@ def watch_everything(options: Options, found: Found) -> Callable[[], None]:
     """
     undo: list[Callable[[], None]] = []
     program[0] = Counter()
+    _here.append(found)
     folder = os.path.dirname(os.path.abspath(__file__))
 
     def begin(name: str) -> None:
@@ -323,6 +337,7 @@ def watch_everything(options: Options, found: Found) -> Callable[[], None]:
         while undo:
             undo.pop()()
         found.close()
+        _here.remove(found)
         program[0] = None
 
     return end

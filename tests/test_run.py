@@ -336,7 +336,7 @@ class Module(lightning.LightningModule):
 
 if __name__ == "__main__":
     lightning.Trainer(
-        max_epochs=1, accelerator="cpu", devices=2, strategy="ddp", logger=False,
+        max_epochs=1, accelerator="cpu", devices=2, strategy=sys.argv[1], logger=False,
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
     ).fit(Module(), torch.utils.data.DataLoader(torch.ones(32, 4), batch_size=2))
     print("done")
@@ -346,13 +346,17 @@ if __name__ == "__main__":
 @pytest.mark.slow
 @pytest.mark.multiprocess
 @pytest.mark.tier(2)
-def test_ranks_that_lightning_starts_agree_on_what_one_of_them_found(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("strategy", "ends"), [("ddp", 2), ("ddp_spawn", 1)])
+def test_ranks_that_lightning_starts_agree_on_what_one_of_them_found(
+    strategy: str, ends: int, tmp_path: Path
+) -> None:
     pytest.importorskip("lightning")
     (tmp_path / "ranks.py").write_text(RANKS)
-    done = python("-m", "anynan", "run", "ranks.py", cwd=tmp_path)
-    assert (done.returncode, done.stdout.count("done")) == (0, 2), done.stderr
+    done = python("-m", "anynan", "run", "ranks.py", strategy, cwd=tmp_path)
+    assert (done.returncode, done.stdout.count("done")) == (0, ends), done.stderr
     assert done.stderr.count("op      log                     ranks.py:11 in training_step") == 2
     assert done.stderr.count("do not act together") == 0
+    assert "DistributedDataParallel" not in done.stderr  # the step has it
 
 
 DYING = {

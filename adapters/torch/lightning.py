@@ -232,6 +232,11 @@ class _Finding(Monitor):
         super().__init__(str(options.action), save=False, level=options.level)
         self._found = found
 
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Take the Trainer up in a process that it was sent to."""
+        if trainer not in self._found.trainers:
+            self._found.trainers.append(trainer)
+
     def _made(self, track: Callable[..., Tracker], target: Any, action: str) -> Tracker:
         tracker = super()._made(track, target, action)
         self._found.add(tracker)

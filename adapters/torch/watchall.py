@@ -143,7 +143,6 @@ class Finder:
         self._stateless: SetByIdentity[torch.nn.Module] = SetByIdentity()
         self._held: deque[torch.nn.Module] = deque(maxlen=HELD)
         self._last = weakref.ref[torch.nn.Module](torch.nn.Module())  # the model that ran last
-        self._trainers: list[Any] = []  # that train, and are watched with all they call
 
     def calling(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """Look at a module before its call begins, unless another's runs."""
@@ -220,8 +219,8 @@ class Finder:
                 try:
                     module = importlib.import_module(f"anynan.torch.{door}")
                     stack.enter_context(module.watched(trainer, self._options, self._found))
-                    self._trainers.append(trainer)
-                    stack.callback(self._trainers.remove, trainer)
+                    self._found.trainers.append(trainer)
+                    stack.callback(self._found.trainers.remove, trainer)
                 except Exception as error:  # noqa: BLE001  its model is found all the same
                     self._found.fail(f"a {type(trainer).__name__}", error)
                 return train(trainer, *args, **kwargs)
@@ -235,7 +234,7 @@ class Finder:
             module: The module.
             computes: It goes on with what has a graph: without weights it is a loss then.
         """
-        if self._trainers:
+        if self._found.trainers:
             return
         try:
             if module in self._known or self._is_others(module):

@@ -28,6 +28,7 @@ _ROOT = str(Path(anynan.__file__).parents[1])
 _PLAIN = re.compile(r"-[bBdOquv]+")
 _PATH = "PYTHONPATH"
 _PYTHON = re.compile(r"\bpython[\d.]*\b|\.py\b|\b(torchrun|accelerate|deepspeed)\b")
+_inside: list["Processes"] = []
 
 
 class Processes:
@@ -50,6 +51,8 @@ class Processes:
 
     def __enter__(self) -> Self:
         """Begin."""
+        _inside.append(self)
+        self._patches.change(multiprocessing.spawn, "get_preparation_data", self._prepared)
         self._patches.change(BaseProcess, "start", self._start)
         self._patches.change(BaseProcess, "_bootstrap", self._bootstrap)
         self._patches.change(subprocess.Popen, "__init__", self._popen)
@@ -58,12 +61,20 @@ class Processes:
     def __exit__(self, *_: object) -> None:
         """Go back to what was."""
         self._patches.undo()
+        _inside.remove(self)
+
+    def _prepared(self, given: Callable[[str], dict[str, Any]]) -> Callable[[str], dict[str, Any]]:
+        """Have a process begin to watch before it imports the program."""
+        return lambda name: {**given(name), **self._sent()}
+
+    def _sent(self) -> dict[str, Any]:
+        self._have_folder()
+        same = os.fsdecode(multiprocessing.spawn.get_executable()) == sys.executable
+        return {"_anynan": _Watched(self._asked)} if same else {}
 
     def _start(self, start: Callable[[Any], None]) -> Callable[[Any], None]:
         def begin(process: Any) -> None:
-            self._have_folder()
-            if os.fsdecode(multiprocessing.spawn.get_executable()) == sys.executable:
-                vars(process)["_anynan"] = _Watched(self._asked)
+            vars(process).update(self._sent())  # joblib's prepare by themselves
             try:
                 start(process)
             finally:
@@ -183,4 +194,5 @@ class _Watched:
 
 def _begin(asked: Asked) -> None:
     """Watch the process of `multiprocessing` that this is, which is about to run."""
-    Processes(asked, Watch(asked)).__enter__()
+    if not _inside:
+        Processes(asked, Watch(asked)).__enter__()
