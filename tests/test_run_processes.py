@@ -163,8 +163,11 @@ import jax, jax.numpy as jnp
 def step(x):
     return jnp.log(x).sum()
 
+def work():
+    step(-jnp.ones(3))
+
 if __name__ == "__main__":
-    process = multiprocessing.get_context("spawn").Process(target=step, args=(-1.0,))
+    process = multiprocessing.get_context("spawn").Process(target=work)
     process.start()
     process.join()
 """
