@@ -73,28 +73,80 @@ for i in range(4):
     optimizer.zero_grad(); loss.backward(); optimizer.step()
     with torch.no_grad():
         measure = {made}
-        history.append(measure.item())
-print(sum(history))
+        {read}
+print(sum(history), i)
 """
+KEEP = "history.append(measure.item())"
 
 
 @pytest.mark.parametrize(
-    ("made", "name"),
+    ("made", "read", "name"),
     [
-        ("torch.log(-loss) if i == 1 else loss", "log"),
-        ("loss / (loss * (i != 1))", "divide"),
-        ("torch.tensor(float('inf')) if i == 1 else loss", ""),
+        ("torch.log(-loss) if i == 1 else loss", KEEP, "log"),
+        ("loss / (loss * (i != 1))", KEEP, "divide"),
+        ("torch.tensor(float('inf')) if i == 1 else loss", KEEP, ""),
+        ("torch.log(-loss) if i == 1 else loss", "history += [1] * int(measure < 9)", ""),
+        ("torch.log(-loss) if i == 1 else loss", "if measure < 9: history.append(1)", "log"),
     ],
 )
 def test_a_bad_measure_that_the_program_kept_is_a_note(
-    tmp_path: Path, made: str, name: str
+    tmp_path: Path, made: str, read: str, name: str
 ) -> None:
-    status, out, told = run(tmp_path, METRIC.format(made=made), "--fail")
-    assert status == 0 and ("nan" in out or "inf" in out)
+    status, out, told = run(tmp_path, METRIC.format(made=made, read=read), "--fail")
+    assert status == 0 and ("nan" in out or "inf" in out or read is not KEEP)
     assert "nothing went bad in" in told and "AnynanWarning" not in told
     assert ("[read-bad]" in told) is bool(name)
     if name:
         assert f"read at script.py:12 was made by {name} at script.py:11" in told
+
+
+PICKED = """
+import torch
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 3)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for i in range(4):
+    with torch.no_grad():
+        out = model(torch.randn(8, 4))
+        scores = {scores}
+        print(scores.{pick})
+    loss = model(torch.randn(8, 4)).square().mean()
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+"""
+UNIT = "out * (i != 2) / (out * (i != 2)).norm(dim=1, keepdim=True)"
+
+
+@pytest.mark.parametrize(
+    ("scores", "pick", "told"),
+    [
+        (UNIT, "argmax(1)", True),
+        (UNIT, "topk(1)[1]", True),
+        (UNIT, "max(1)[1]", True),
+        ("out.masked_fill(out < 9, -torch.inf)", "argmax(1)", False),
+        ("torch.where(out < 9, torch.nan, out) + 1", "argmax(1)", False),  # missing values
+        ("out / (out - out)", "argmax(1)", False),  # what is far away has no weight
+    ],
+)
+def test_nan_that_ends_in_what_the_program_picks_is_told(
+    tmp_path: Path, scores: str, pick: str, told: bool
+) -> None:
+    said = run(tmp_path, PICKED.format(scores=scores, pick=pick))[2]
+    assert ("AnynanWarning: NaN" in said) is told
+    assert ("op divide" in said and "script.py:9" in said) is told
+
+
+def test_what_the_program_made_of_data_is_told_where_the_model_refuses_it(tmp_path: Path) -> None:
+    program = """
+    import torch
+    class Model(torch.nn.Linear):
+        def forward(self, x):
+            return torch.distributions.Normal(super().forward(x), 1.0).rsample()
+    model, x = Model(4, 1), torch.ones(8, 4)
+    x.sub_(x.mean(0)).div_(x.std(0)).add_(torch.randn_like(x))
+    model(x).mean().backward()
+    """
+    told = run(tmp_path, program)[2]
+    assert "op divide" in told and "script.py:7" in told
 
 
 CLOSURE = """

@@ -4,7 +4,7 @@ from typing import Any
 
 from anynan.torch.private import sets_data
 
-SKIP, PLAIN, WRITES, DRAWN, PASS, READ, GRAD, ASKED = range(8)
+SKIP, PLAIN, PICKS, WRITES, DRAWN, PASS, READ, GRAD, ASKED = range(9)
 _GETTERS = frozenset({"T", "mT", "H", "mH", "real", "imag", "data"})
 # Drawn anew they are others; the rest gives what is no operation's.
 _DRAWS = frozenset(
@@ -29,6 +29,9 @@ _WRITERS = frozenset({"__setitem__", "__iadd__", "__isub__", "__imul__", "__idiv
 _READS = frozenset(
     {"item", "__float__", "__bool__", "__repr__", "__format__", "tolist", "numpy", "__array__"}
 )
+
+# NaN ends in these: what they give is a place, or an order.
+_PICKS = frozenset({"argmax", "argmin", "argsort", "max", "min", "sort", "topk"})
 
 # What was asked for before; of so many functions.
 KINDS: dict[Any, int] = {}
@@ -56,7 +59,7 @@ def kind_of(func: Any) -> int:
     elif name in _WRITERS or (name.endswith("_") and not name.endswith("__")):
         found = WRITES
     else:
-        found = PLAIN
+        found = PICKS if name in _PICKS else PLAIN
     if len(KINDS) < _MOST:
         KINDS[func] = found
     return found

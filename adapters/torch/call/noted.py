@@ -28,7 +28,7 @@ from anynan.torch.call.kinds import (
     GRAD,
     KINDS,
     PASS,
-    PLAIN,
+    PICKS,
     READ,
     SKIP,
     WRITES,
@@ -67,10 +67,13 @@ HELD = 2**24
 COPIED, SHARE = 2**23, 16
 # So many operations are noted between two backward passes.
 MOST = 2**13
+# Behind so many times, what NaN may stay in or end in is looked at ever more seldom.
+OFTEN = 16
 # So many backward passes are kept until an update.
 PASSES = 4
 _ARRAYS = 1 << 16  # elements of an array that is taken from a tensor without a copy, and looked at
 _ASKS = frozenset({"isnan", "isinf", "isfinite"})
+_COMPARES = frozenset({"lt", "gt", "le", "ge"})
 # From an answer to what was asked there are so few operations, and so few others in between.
 _HOPS, _RECENT = 4, 16
 
@@ -118,7 +121,7 @@ class Notes(FunctionMode):
         inside: How many passes and calls run in which nothing is noted.
         refused: The exception that an operation raised last, in words, and the tensors that
             the operation was given, small ones alone.
-        reads: Called with a tensor that is bad as the program looks at its value.
+        reads: Called with a tensor that is bad as the program looks at its value, or picks of it.
         writes: Whether an operation wrote to anything since the last pass.
     """
 
@@ -134,10 +137,11 @@ class Notes(FunctionMode):
         self.held_before: dict[int, Held] = {}
         self.passes: deque[Pass] = deque(maxlen=PASSES)
         self.around: Callable[[Notes, Pass, bool, Any], None] | None = None
-        self.reads: Callable[[Notes, torch.Tensor], None] | None = None
+        self.reads: Callable[[Notes, torch.Tensor, bool], None] | None = None
         self._bytes = self._copied = self.inside = 0
         self._compiled = 0
         self.writes = False
+        self._picks: dict[Any, int] = {}
         # Gradients that the program asked for since the last pass or update.
         self._gradients: deque[Any] = deque(maxlen=LONG)
 
@@ -181,7 +185,7 @@ class Notes(FunctionMode):
             kind = kind_of(func)
         if kind == SKIP:
             return func(*args, **kwargs) if kwargs else func(*args)
-        if kind == PLAIN:
+        if kind <= PICKS:
             try:
                 out = func(*args, **kwargs) if kwargs else func(*args)
             except Exception as error:
@@ -227,6 +231,8 @@ class Notes(FunctionMode):
                     if type(x) is _Tensor:
                         self.hold(x)
                 return out
+            if kind == PICKS:
+                self._picked(args, (code, last))
             if len(self.notes) > MOST:
                 self._turn()
             return out
@@ -237,10 +243,7 @@ class Notes(FunctionMode):
         if kind == GRAD and args[1] is not None and type(args[0].grad) is _Tensor:
             self.hold(args[0].grad)  # what another gradient is made of goes as that one comes
         if kind == ASKED:
-            out = func(*args)
-            if type(out) is _Tensor:
-                self._gradients.append(_ref(out))
-            return out
+            return self._ask(func(*args))
         try:
             if kind == WRITES:
                 return self._write(func, args, kwargs or {})
@@ -251,6 +254,11 @@ class Notes(FunctionMode):
         if kind == DRAWN and type(out) is _Tensor:
             self.hold(out)
         return out
+
+    def _ask(self, gradient: Any) -> Any:
+        if type(gradient) is _Tensor:
+            self._gradients.append(_ref(gradient))
+        return gradient
 
     def _refuse(self, error: Exception, args: tuple[Any, ...], kwargs: Any) -> None:
         """Keep what an operation raised an exception over: it may be bad, whatever that says."""
@@ -432,17 +440,35 @@ class Notes(FunctionMode):
         else:
             bad = kind is list or getattr(out, "size", math.inf) <= _ARRAYS  # looked at below
         if bad and type(x) is _Tensor:
-            self.inside += 1
-            try:
-                self.reads(self, x)
-            except Exception:  # noqa: BLE001  the program is not to fail by ours
-                return out
-            finally:
-                self.inside -= 1
+            self._look(x, picked=False)
         return out
 
+    def _look(self, x: torch.Tensor, *, picked: bool) -> None:
+        self.inside += 1
+        try:
+            assert self.reads is not None
+            self.reads(self, x, picked)
+        except AnomalyError as error:
+            raise error.with_traceback(None) from None
+        except Exception:  # noqa: BLE001  the program is not to fail by ours
+            return
+        finally:
+            self.inside -= 1
+
+    def _picked(self, args: tuple[Any, ...], place: Any) -> None:
+        """Look at what the program computed to pick of it: ever more seldom in the same line."""
+        if self.reads is None or self.inside:
+            return
+        count = self._picks[place] = self._picks.get(place, 0) + 1
+        x = args[0] if args else None
+        if (count > OFTEN and count.bit_count() > 1) or type(x) is not _Tensor:
+            return
+        ref = _ref(x)
+        if any(each[8] is ref for each in reversed(self.notes[-_RECENT:])):
+            self._look(x, picked=True)
+
     def _asked(self, x: Any) -> Any:
-        """Give the tensor that the program asked whether it is finite, None for other answers."""
+        """Give what the program asked whether it is finite, or compared; None for other answers."""
         ref = _ref(x)
         for _ in range(_HOPS):
             recent = reversed(self.notes[-_RECENT:])
@@ -450,8 +476,12 @@ class Notes(FunctionMode):
             if note is None or not note.args or type(note.args[0]) is not weakref.ReferenceType:
                 return None
             ref = note.args[0]
-            if getattr(note.func, "__name__", "") in _ASKS:
+            name = getattr(note.func, "__name__", "")
+            if name in _ASKS:
                 return ref()
+            if name in _COMPARES:
+                given = [x() for x in note.args if type(x) is weakref.ReferenceType]
+                return next((x for x in given if x is not None and x.numel() == 1 and x != x), None)
         return None
 
     def _begun(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pass:

@@ -351,7 +351,13 @@ class Replays:
             return None
         site = Site(-1, None, "value", "", "", None, 0.0)
         reading = Reading(rows.number, len(rows.lo), 0, site, 0.0, 0.0)
-        return self.again(state, reading, [root], ending=True)
+        result = self.again(state, reading, [root], ending=True)
+        if result.sinks and not (result.made or state.in_step):  # what it was given was bad
+            before = self.tails.before(state.thread.ident, reading, root.living())
+            if before is not None and before.made:
+                before.raised, before.passed = result.raised, result.passed
+                return before
+        return result
 
     def again(
         self, state: State, reading: Reading, roots: list[RootCall], *, together: bool = False,

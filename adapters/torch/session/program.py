@@ -50,8 +50,6 @@ _CHECKS = inspect.getfile(torch.distributions.Distribution)
 _WORDS = {"nan": "NaN", "posinf": "+Inf", "neginf": "-Inf"}
 # So many lines that read numbers which are bad are looked into.
 MOST = 3
-# Behind so many passes, what is written by hand is looked at ever more seldom: NaN stays in it.
-OFTEN = 16
 Suspect = tuple[Reading, torch.Tensor, Any]
 
 
@@ -219,7 +217,7 @@ class Watch:
         if begins:
             found.before, self._suspect = last_pass(), None
             self._passes += 1
-            often = self._passes <= OFTEN or self._passes.bit_count() == 1
+            often = self._passes <= noted.OFTEN or self._passes.bit_count() == 1
             if often and notes.writes and not self._found.bad():
                 self._written(notes, notes.notes)
             return
@@ -231,7 +229,7 @@ class Watch:
         if self._adapter is not None or not watching() or _is_bad(found):
             self.program().ended(notes, found, out)
 
-    def loss(self, notes: Notes, x: torch.Tensor) -> None:
+    def loss(self, notes: Notes, x: torch.Tensor, picked: bool) -> None:
         """Take up what is bad as the program looks at it: it may be a loss, or a measure.
 
         It is told as the program ends, unless a backward pass comes after it: then it was a
@@ -241,11 +239,16 @@ class Watch:
         Args:
             notes: What was noted.
             x: The number, or what the program asked for NaN.
+            picked: The program only picks of it, as its largest: it is told at once.
         """
         graph = x.requires_grad and x.grad_fn is not None
-        if (x.numel() != 1 and not _holds_nan(x)) or _in_step():
+        if ((x.numel() != 1 or picked) and not _holds_nan(x)) or _in_step():
             return  # of many, some may be infinite on purpose
         if not nonfinite(x) or self._found.bad():
+            return
+        if picked:
+            if _made((found := self._look(notes, x))[2]):
+                self.program().settle(*found)
             return
         line = user_source()
         where = None if line is None else (line.file, line.line)
