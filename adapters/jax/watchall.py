@@ -111,7 +111,17 @@ def watch_all(options: Options, found: Found) -> Callable[[], None]:
     def mapped(made: Any, *args: Any, **given: Any) -> Any:
         return foreign(made, args[0], "vmap")
 
-    patches.change(jax, "vmap", functools.partial(_watching, mapped, lambda made, *_: made))
+    def noted(made: Any, *_: Any) -> Any:
+        @functools.wraps(made)
+        def maps(*args: Any, **kwargs: Any) -> Any:
+            out = made(*args, **kwargs)
+            if eager_now():  # a library's own is not looked at: it is followed back from its result
+                watch.calls.note(made, args, kwargs, out, watched=True)
+            return out
+
+        return maps
+
+    patches.change(jax, "vmap", functools.partial(_watching, mapped, noted))
     for name in LOOPS:
         patches.change(jax.lax, name, looping)
     for name in BARE:
@@ -156,7 +166,11 @@ def _watching(
         frame = sys._getframe(1)
         if is_library(frame.f_code.co_filename):
             library = str(frame.f_globals.get("__name__")).partition(".")[0]
-            return made if library in OWN or not _alone(args) else foreign(made, args[0], library)
+            return (
+                made
+                if library in OWN or not _alone(made, args)
+                else foreign(made, args[0], library)
+            )
         if not args:  # it was given options alone, and returns a decorator
             return lambda *given, **more: stand_in(made(*given, **more), *given, **more)
         return stand_in(made, *args, **kwargs)
@@ -164,12 +178,12 @@ def _watching(
     return making
 
 
-def _alone(args: tuple[Any, ...]) -> bool:
-    """Tell what is compiled by itself from a class's method, which is bound in its own way."""
+def _alone(made: Any, args: tuple[Any, ...]) -> bool:
+    """Tell a function from a class's method of equinox's making, which is bound in its own way."""
     fn: Any = args[0] if args else None
     outer = str(getattr(fn, "__qualname__", "")).rpartition(".")[0]
     bound = isinstance(fn, types.MethodType) or not outer or outer.endswith("<locals>")
-    return callable(fn) and bound
+    return callable(fn) and (bound or not is_module(made))
 
 
 def _bare(transform: Callable[..., Any]) -> Callable[..., Any]:

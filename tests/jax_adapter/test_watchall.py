@@ -13,6 +13,7 @@ from jax import export
 
 import anynan
 from anynan._everywhere import Found, watch_everything
+from anynan.jax import eager
 from anynan.jax.program import watch
 from anynan.jax.session.session import Session
 from anynan.options import Options
@@ -408,6 +409,22 @@ def test_a_method_that_a_library_compiles_stays_one(library, found):
 
     Solver.solve = library["compiled"](Solver.solve, static_argnums=0)
     assert float(Solver().solve(2.0)) == 4
+
+
+def test_what_a_librarys_own_map_and_method_gave_is_followed_back(library, found, monkeypatch):
+    class Solver:
+        def best(self, x):
+            return x[jnp.argmin(jax.vmap(jnp.sum)(x))]
+
+    monkeypatch.setattr(eager, "CALLS", 9)
+
+    Solver.best = library["compiled"](Solver.best, static_argnums=0)
+    x = library["mapped"](lambda x: jnp.log(x) + 1)(jnp.arange(-1.0, 1.0))
+    Solver().best(x[:, None])
+    for _ in range(20):  # more calls than are held
+        x = x * 1
+    (event,) = found.bad()
+    assert (event.operation.name, event.cause.tag) == ("log", "log_of_negative")
 
 
 def test_what_a_program_maps_outside_of_any_jit_is_named_by_operation_and_line(library, found):
