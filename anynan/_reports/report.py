@@ -255,7 +255,8 @@ def _function(event: Event) -> str:
 
 def _is_loss(event: Event) -> bool:
     """Tell whether what was read is the number that a step returns or differentiates."""
-    return event.tensor == "loss" and (event.summary is None or event.summary.size == 1)
+    number = event.tensor == "loss" and (event.summary is None or event.summary.size == 1)
+    return number and _tracked(event, "function") != "<module>"  # that is one call, and no step
 
 
 def _tracked(event: Event, what: str) -> str:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from anynan._everywhere import Found, watch_everything
+from anynan._reports.report import headline
 from anynan.jax import eager
 from anynan.options import Options
 from tests.jax_adapter.watching import watched
@@ -44,6 +45,14 @@ def test_a_number_that_is_bad_as_it_is_read_is_told_once_though_steps_come_after
     assert not found.notes
     assert not found.harms
     assert jax.Array.__subclasses__()[0].__float__ is plain
+
+
+def test_a_line_outside_of_every_function_is_no_loss():
+    found = Found()
+    end = watch_everything(Options(action="record", level="step"), found)
+    exec(compile("float(jnp.log(-jnp.ones(())))", __file__, "exec"), {"jnp": jnp})
+    end()
+    assert list(map(headline, found.bad())) == ["NaN first appeared outside every layer"]
 
 
 def test_of_a_bad_number_that_the_program_asked_about_and_went_on_there_is_a_note(found):
