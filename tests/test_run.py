@@ -59,6 +59,19 @@ def test_the_program_sees_what_python_shows_it(words: tuple[str, ...], folder: P
     assert (watched.returncode, watched.stderr) == (0, f"{NOTHING}\n")
 
 
+def test_an_installed_command_is_a_program_too(tmp_path: Path) -> None:
+    (tmp_path / "trains").write_text("#!/env/bin/python3\nimport sys\nprint(sys.argv)\n")
+    (tmp_path / "other").write_bytes(b"\x7fELF")
+    here = str(tmp_path / "python")
+    start = f"import sys; sys.executable = {here!r}\nimport anynan._cli.commands as c"
+    for name, status in (("trains", 0), ("other", 2), ("none", 2)):
+        (tmp_path / "sub").mkdir(exist_ok=True)
+        code = f"{start}\nsys.exit(c.main(['run', {name!r}, '--lr', '1']))"
+        done = python("-c", code, cwd=tmp_path / "sub")
+        assert done.returncode == status, done.stderr
+        assert done.stdout == ("" if status else f"['{tmp_path}/trains', '--lr', '1']\n")
+
+
 def test_the_environment_goes_before_the_options(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,6 +100,15 @@ def test_the_exit_status_and_the_traceback_are_the_programs(end: str, tmp_path: 
     plain = python("p.py", cwd=tmp_path)
     said = done.stderr.replace(f"{NOTHING}\n", "").replace(f"{BEFORE}\n", "")
     assert said == plain.stderr.replace('File "p.py"', f'File "{tmp_path}/p.py"')
+
+
+def test_an_error_of_syntax_is_shown_as_python_shows_it(tmp_path: Path) -> None:
+    (tmp_path / "p.py").write_text("def f(:\n")
+    done, plain = (
+        python("-m", "anynan", "run", tmp_path / "p.py", cwd=tmp_path),
+        python(tmp_path / "p.py", cwd=tmp_path),
+    )
+    assert (done.returncode, done.stderr) == (plain.returncode, plain.stderr)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from anynan._apps.run.watching import Asked, Watch
 from anynan._cli.statuses import BAD, refuse, takes_ignore
 from anynan.options import ACTIONS, LEVELS, environment
 
-GIVE, ITS_OWN = "a script, or -m and a module", "its arguments"  # what a message calls them
+GIVE, ITS_OWN = "a script, or -m and a module", "its arguments"
 FORMS = ("", ".txt", ".log", ".md", ".jsonl", ".html")
 
 
@@ -70,6 +70,9 @@ def run(chosen: argparse.Namespace) -> int:
         begin = program.load(chosen.program, chosen.arguments, module=chosen.module)
     except program.Missing as error:
         return refuse("run", str(error))
+    except SyntaxError as error:  # shown as Python shows it
+        sys.excepthook(SyntaxError, error.with_traceback(None), None)
+        return BAD
     if chosen.action == "off":
         return program.run(begin)[0]
     report = os.path.abspath(chosen.report) if chosen.report else None

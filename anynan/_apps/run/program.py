@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import re
 import signal
 import sys
 import types
@@ -25,7 +26,8 @@ def load(
     """Make a script or a module the program: ``__main__``, ``sys.argv`` and ``sys.path``.
 
     Args:
-        name: Path of a script or of a folder with a ``__main__.py``; name of a module.
+        name: Path of a script or of a folder with a ``__main__.py``; name of a module, or of a
+            command that a package installed beside this Python, such as ``torchrun``.
         arguments: The program's own.
         module: Whether it is the name of a module.
         code: What runs in a script's place: the script, changed.
@@ -37,6 +39,7 @@ def load(
     Raises:
         Missing: If there is none.
     """
+    name = _script(name, module=module)
     held = not module and (os.path.isdir(name) or zipfile.is_zipfile(name))
     if not sys.flags.safe_path or held:
         place = name if held else os.path.dirname(os.path.abspath(name))
@@ -63,6 +66,15 @@ def load(
     sys.modules["__main__"] = main
     vars(main).update(scope or {})
     return lambda: exec(code, main.__dict__)  # noqa: S102  it is what a program is
+
+
+def _script(name: str, *, module: bool) -> str:
+    """Give the script behind a command of this environment's; the name itself if it is none."""
+    path = os.path.join(os.path.dirname(sys.executable), name)
+    if module or os.path.exists(name) or not os.path.isfile(path):
+        return name
+    with open(path, "rb") as file:
+        return path if re.match(rb"#!.*python", file.readline()) else name
 
 
 def _module(name: str) -> ModuleSpec:
