@@ -14,7 +14,7 @@ from anynan.errors import reason
 from anynan.options import Options
 from anynan.tensorflow.graphs.operations import BACKWARD
 from anynan.tensorflow.messages import FUNCTION_UNWATCHED
-from anynan.tensorflow.read.frames import Frame
+from anynan.tensorflow.read.frames import Frame, graph_of
 from anynan.tensorflow.replay.steps import Step
 from anynan.tensorflow.session import runs
 from anynan.tensorflow.session.seams import SEAMS
@@ -86,18 +86,12 @@ class Wide(Session):
             return False
         if fn not in self._trains:
             self.trace_first(fn, args, kwargs)
-            trains = self._trains[fn] = _takes_gradients(fn, args, kwargs)
+            graph = graph_of(fn, args, kwargs)
+            nodes = () if graph is None else graph.get_operations()
+            trains = self._trains[fn] = any(BACKWARD in node.name for node in nodes)
             if code is not None and not trains:
                 self.passed[code.co_name] = None
         return self._trains[fn]
-
-
-def _takes_gradients(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    try:
-        graph = fn.get_concrete_function(*args, **kwargs).graph
-    except Exception:  # noqa: BLE001  the call itself raises it
-        return False
-    return any(BACKWARD in node.name for node in graph.get_operations())
 
 
 def watch_all(options: Options, found: Found) -> Callable[[], None]:

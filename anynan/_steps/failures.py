@@ -3,7 +3,7 @@
 import re
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -126,36 +126,36 @@ class Failures:
 
     def _with_maker(self, event: Event) -> Event:
         """Name in an event of what came in bad what made it before the step, or may have."""
-        errors, cause, taker = numpy_met[0], event.cause, event.operation
-        if cause is None or cause.tag not in _CAME:
+        errors, taker = numpy_met[0], event.operation
+        if event.cause is None or event.cause.tag not in _CAME:
             return event
-        given = taker is None or cause.tag != UNKNOWN or any(x.bad for x in taker.inputs)
-        made = self._made_before(event) if given else None
-        what = "this alone made NaN or Inf before the step"
-        if made is None and errors and given:
-            made = errors.told(0, event.kind, self._met)
-            what = "NumPy met this alone since the last update that went well"
+        made, kind, what = self._made_before(event, event.cause.tag == UNKNOWN)
         if made is None:
-            note = NUMPY_BEFORE(errors=errors) if errors else ""
-            return replace(event, notes=(*event.notes, *filter(None, [note])))
+            notes = [NUMPY_BEFORE(errors=errors)] if errors else []
+            return replace(event, notes=(*event.notes, *notes))
         source, found = taker and taker.source, operation(made)
         took = f"; {taker.name} at {source.place} took it in" if taker and source else ""
         if found is not None and event.phase in ("input", "parameter"):
             found = replace(found, phase=event.phase)
-        kind = (made.output and made.output.kind) or event.kind
         cause = explain(Situation("forward", kind, record=made))
-        note = MADE_BEFORE(what=what, took=took)
+        note = MADE_BEFORE(what=what + took)
         return replace(event, operation=found, cause=cause, notes=(*event.notes, note))
 
-    def _made_before(self, event: Event) -> OpRecord | None:
-        """Give what ran before the step and made what came in, where the adapter knows that."""
-        inputs = () if event.operation is None else event.operation.inputs
-        taken = [x for x in (*inputs, event.summary) if x is not None and x.bad]
-        try:
-            found = self._subject.adapter.made_before(event.kind, taken)
-        except Exception:  # noqa: BLE001  nothing is claimed of what could not be looked at
-            return None
-        return None if found is None else trace(found.records, found.sinks, neginf=True).origin
+    def _made_before(self, event: Event, unknown: bool) -> tuple[OpRecord | None, Kind, str]:
+        """Give what made what came in before the step, of which kind, and how that shows."""
+        taker, held = event.operation, event.summary
+        taken = [x for x in (taker.inputs if taker else ()) if x.bad]
+        if taker and unknown and not taken:
+            return None, event.kind, ""
+        taken += [held] if held is not None and held.bad else []
+        kind = (taken and taken[0].kind) or event.kind
+        with suppress(Exception):  # nothing is claimed of what could not be looked at
+            found = self._subject.adapter.made_before(kind, taken)
+            made = found and trace(found.records, found.sinks, neginf=True).origin
+            if made and made.output:
+                return made, made.output.kind or kind, "this alone made NaN or Inf before the step"
+        met, what = numpy_met[0], "NumPy met this alone since the last update that went well"
+        return met.told(0, kind, self._met) if met else None, kind, what
 
     def refuse(self, event: Event, step: Step) -> None:
         """Act on an event that is about no single reading, as a jump of the gradients."""

@@ -16,7 +16,7 @@ MAY_FOLLOW = Message(
 NUMPY_BEFORE = Message(
     "numpy-before", "NumPy met before this: {errors}; what came in bad may be from there"
 )
-MADE_BEFORE = Message("made-before", "known by its time: {what}{took}")
+MADE_BEFORE = Message("made-before", "known by its time: {what}")
 INPUT_COMPUTED = Message(
     "input-computed",
     "your code computed this input, last by {operation}, before it called {name}: {instead} names "

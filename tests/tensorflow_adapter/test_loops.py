@@ -170,7 +170,7 @@ PROGRAMS = {
         for i in range(3):
             with tf.GradientTape() as tape:
                 ratio = y / (y - y)  # here
-                loss = tf.reduce_sum((w - ratio) ** 2)
+                loss = tf.reduce_sum(w * tf.linalg.matvec([[1.0, -1.0]], ratio))
             tape.gradient(loss, w)
         """,
     "metric": """

@@ -67,6 +67,14 @@ def here() -> Any:
     return tf.compat.v1.get_default_graph() if tf.inside_function() else None
 
 
+def graph_of(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Give what a compiled function is traced to for a call, None where the call will raise."""
+    try:
+        return fn.get_concrete_function(*args, **kwargs).graph
+    except Exception:  # noqa: BLE001  the call itself raises it
+        return None
+
+
 def is_loop(graph: Any) -> bool:
     """Tell whether a graph is the body of a loop or a branch."""
     return type(graph).__name__ in LOOPS

@@ -96,10 +96,6 @@ class Layers:
         """Give the tracked model, None if there is none or it is gone."""
         return None if self._model is None else self._model()
 
-    def has_inside(self, layer: Any) -> bool:
-        """Tell whether a layer is a part of the model."""
-        return any(ref() is layer for path, ref in self._known.items() if path)
-
     def alive(self) -> dict[str, Any]:
         """Give every layer that is still there, by its path."""
         found = {path: ref() for path, ref in self._known.items()}

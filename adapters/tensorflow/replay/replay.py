@@ -306,19 +306,15 @@ class Replays(Part):
     @contextmanager
     def _again(self) -> Iterator[None]:
         """Have nothing that runs count as a step of the user's."""
-        state = self._state
-        before = state.replaying, state.tapes, state.frame, state.outputs
-        state.replaying, state.tapes, state.frame, state.outputs = True, 0, None, []
+        # What layers added to the loss of a call that is under way.
+        losses = [getattr(x, "_losses", None) for x in self._layers.alive().values()]
+        afresh = self._state.but(replaying=True, tapes=0, frame=None, outputs=[])
         try:
-            # What layers added to the loss of a call that is under way.
-            losses = [getattr(x, "_losses", None) for x in self._layers.alive().values()]
-            with replay_context(), as_written(), contents_stay(losses), off():
+            with afresh, replay_context(), as_written(), contents_stay(losses), off():
                 yield
         except tf.errors.OpError as error:
             msg = f"the step failed when it was run again: {type(error).__name__}: {_last(error)}"
             raise ReplayError(msg) from error
-        finally:
-            state.replaying, state.tapes, state.frame, state.outputs = before
 
     def _trail(self, run: Run) -> None:
         """Fill in how large the values of each layer were."""

@@ -429,32 +429,27 @@ def suspect(kind: Kind, taken: Sequence[Summary]) -> Differentiated | None:
         kind: What came into a step: counts where several lines made some.
         taken: What held it there.
     """
-    record, held = running() or newest(), {}
+    record, held = running() or newest(), dict[int, Any]()
     notes = () if record is None else record.all()
-    for x in (x for note in notes for x in (*note.inputs, *note.outputs)):
-        if id(x) not in held:
-            held[id(x)] = probes.kind(probes.on_host(x)) if probes.is_float(x) else None
+    for x in (x for note in notes for x in (*note.inputs, *note.outputs) if probes.is_float(x)):
+        held[id(x)] = held.get(id(x)) or probes.kind(probes.on_host(x))
     made: dict[Any, dict[Any, int]] = {}
     for i, note in enumerate(notes):
-        word = max(filter(None, (held[id(x)] for x in note.outputs)), default=None)
-        if word and note.inputs and not any(held[id(x)] for x in note.inputs) and note.runs():
+        word = max(filter(None, (held.get(id(x)) for x in note.outputs)), default=None)
+        if word and note.inputs and not any(map(held.get, map(id, note.inputs))) and note.runs():
             line = note.frames[-1] if isinstance(note, Note) else note.fn
             made.setdefault(word, {}).setdefault((note.kind, line), i)
     mine = made.get(kind, {}) if len(made) > 1 else next(iter(made.values()), {})
-    bad = [x for note in notes for x in note.outputs if held[id(x)]]
-    if len(mine) != 1 or not any(_alike(x, one) for x in bad for one in taken):
+    bad = [tuple(x.shape) for note in notes for x in note.outputs if held.get(id(x))]
+    # It may be that, rows of it, or several like it.
+    same = any(x[1:] == y.shape[1:] or math.prod(x) == y.size for x in bad for y in taken)
+    if len(mine) != 1 or not same:
         return None
     (last,) = mine.values()
     frame = Frame(None)
     for x in notes[last].outputs:
         frame.take(x, None, "loss", "loss")
     return Differentiated(notes[: last + 1], frame.tensors, frame=frame)
-
-
-def _alike(x: Any, taken: Summary) -> bool:
-    """Tell whether what was taken in may be a tensor, rows of it, or of several like it."""
-    shape = tuple(x.shape)
-    return shape[1:] == taken.shape[1:] or math.prod(shape) == taken.size
 
 
 class Made(NamedTuple):

@@ -1,7 +1,6 @@
 """What runs while it is watched: layers, gradients, compiled functions."""
 
 from collections.abc import Callable
-from contextlib import suppress
 from itertools import compress
 from typing import Any
 
@@ -13,7 +12,7 @@ from anynan._steps.messages import INSIDE_LOOP
 from anynan.tensorflow.messages import JACOBIAN, NESTED_GRADIENT, STALE_GRAPH
 from anynan.tensorflow.read import readings
 from anynan.tensorflow.read.buffers import Block
-from anynan.tensorflow.read.frames import Frame, here, is_loop, named_arguments, tensors
+from anynan.tensorflow.read.frames import Frame, graph_of, here, is_loop, named_arguments, tensors
 from anynan.tensorflow.read.probes import checkable, is_float
 from anynan.tensorflow.replay import taped
 from anynan.tensorflow.replay.steps import Held, Part, Step
@@ -261,11 +260,8 @@ class Calls(Part):
 
     def jacobian(self, run: Callable[..., Any], _: Any, *args: Any, **kwargs: Any) -> Any:
         """Ask for a jacobian, inside of which gradients are vectorised."""
-        before, self._state.vectorised = self._state.vectorised, True
-        try:
+        with self._state.but(vectorised=True):
             return run(*args, **kwargs)
-        finally:
-            self._state.vectorised = before
 
     def gradient(
         self, run: Callable[..., Any], _: Any, target: Any, sources: Any, *args: Any, **kwargs: Any
@@ -364,8 +360,7 @@ class Calls(Part):
         self._steps.wrote()
         if not (fn.experimental_get_tracing_count() or self._layers.whole()):
             # Tracing makes the weights: what they hold before the first update is wanted.
-            with suppress(Exception):  # the call itself raises it
-                self.compiling(fn.get_concrete_function, fn, *args, **kwargs)
+            self.compiling(lambda *args, **kwargs: graph_of(fn, args, kwargs), fn, *args, **kwargs)
         known = fn in self._known
         kept = self._steps.keep() if known or fn not in self._asked else []
         self._steps.look()
@@ -435,9 +430,8 @@ class Calls(Part):
         """Tell whether a compiled function that failed runs what is watched."""
         if fn in self._known:
             return True
-        try:
-            graph = fn.get_concrete_function(*args, **kwargs).graph
-        except Exception:  # noqa: BLE001  it was not traced to its end
+        graph = graph_of(fn, args, kwargs)
+        if graph is None:  # it was not traced to its end
             return False
         trace = self._traces.of(graph)
         named = any(self._layers.weights.name(v) for v in graph.variables)
@@ -470,12 +464,8 @@ class Calls(Part):
 
     def compiling(self, run: Callable[..., Any], fn: Any, *args: Any, **kwargs: Any) -> Any:
         """Call a compiled function, and know meanwhile whether XLA compiles what is traced."""
-        state = self._state
-        before, state.xla = state.xla, state.xla or bool(getattr(fn, "_jit_compile", False))
-        try:
+        with self._state.but(xla=self._state.xla or bool(getattr(fn, "_jit_compile", False))):
             return run(*args, **kwargs)
-        finally:
-            state.xla = before
 
     def reads(self, fn: Any) -> None:
         """Know that what a compiled function takes and gives is read around it."""
@@ -491,11 +481,8 @@ class Calls(Part):
         if known or not count or self._tracker.judge.subject.found:
             return
         self._asked.add(fn)
-        try:
-            graph = fn.get_concrete_function(*args, **kwargs).graph
-        except Exception:  # noqa: BLE001  what cannot be asked is not ours
-            return
-        if any(self._layers.weights.name(v) for v in graph.variables):
+        graph = graph_of(fn, args, kwargs)
+        if graph is not None and any(map(self._layers.weights.name, graph.variables)):
             self._tracker.judge.say(STALE_GRAPH())
 
 

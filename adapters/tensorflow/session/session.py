@@ -26,7 +26,7 @@ from anynan.events import Kind
 from anynan.tensorflow.graphs.traces import Traces
 from anynan.tensorflow.read import probes
 from anynan.tensorflow.read.buffers import DeviceBuffers
-from anynan.tensorflow.read.frames import Frame, tensors
+from anynan.tensorflow.read.frames import Frame, graph_of, tensors
 from anynan.tensorflow.read.layers import Layers
 from anynan.tensorflow.replay import taped
 from anynan.tensorflow.replay.replay import Replays
@@ -126,9 +126,10 @@ class Session(BaseAdapter):
 
     def is_part_of(self, outer: "Session") -> bool:
         """Tell whether a step of another session runs that reads all that this one would read."""
-        model, theirs = self.layers.model(), outer.state.held or outer.state.fits
-        given = self.tracker.found or not outer.tracker.found  # what the user tracked stays
-        return model is not None and theirs and given and outer.layers.has_inside(model)
+        model, runs = self.layers.model(), outer.state.held or outer.state.fits
+        if model is None or not runs or (outer.tracker.found and not self.tracker.found):
+            return False  # what the user tracked stays
+        return any(model is layer for path, layer in outer.layers.alive().items() if path)
 
     def takes(self, variable: Any) -> bool:
         """Tell whether a variable that is differentiated by is a weight of what is watched.
@@ -291,12 +292,8 @@ class Session(BaseAdapter):
         """
         if getattr(fn, "experimental_get_tracing_count", lambda: 1)():
             return
-        self.state.depth += 1
-        try:
-            with suppress(Exception):  # the call itself raises it
-                fn.get_concrete_function(*args, **kwargs)
-        finally:
-            self.state.depth -= 1
+        with self.state.but(depth=self.state.depth + 1):
+            graph_of(fn, args, kwargs)
 
 
 # What Keras keeps its functions as.
@@ -355,11 +352,8 @@ class ModelSession(Session):
             self.grow()
             self._built = self.layers.whole()
         if fn is None or state.depth:
-            before, state.fits = state.fits, True
-            try:
+            with state.but(fits=True):
                 return run()
-            finally:
-                state.fits = before
         if state.open:
             steps.end()
         steps.open(steps.of(fn, args, {}))

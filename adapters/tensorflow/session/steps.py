@@ -303,12 +303,9 @@ class Steps(Part):
         if updated:
             self._tracker.judge.updated(rows.number)
         points, values = self._layers.weights.ends()
-        state.after = True
-        try:
+        with state.but(after=True):
             self.judge(self.places(points), values, last=False)
             self._tracker.judge.review(rows)
-        finally:
-            state.after = False
 
     def _every_operation(self, rows: core.Step, step: Step | None) -> Replay | None:
         """Run a step again that went well, and look at every operation of it."""

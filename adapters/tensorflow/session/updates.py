@@ -49,26 +49,19 @@ class Updates(Part):
         if not any(self._weights.name(v) for v in known):
             return run(grads, trainable_variables)
         code = getattr(getattr(type(optimizer), "update_step", None), "__code__", None)
-        before, state.own = state.own, code is not None and not is_library(code.co_filename)
-        if state.own:
+        own = code is not None and not is_library(code.co_filename)
+        if own:
             self._weights.states = [raw(v) for v in optimizer.variables]
-        state.applying += 1
-        try:
+        with state.but(own=own, applying=state.applying + 1):
             return self._apply(run, optimizer, list(grads), known)
-        finally:
-            state.applying -= 1
-            state.own = before
 
     def apply_scaled(
         self, run: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any
     ) -> Any:
         """Run the update of a loss scaler, which drops bad ones itself."""
         self.scaler = weakref.ref(optimizer)
-        self._state.scaling += 1
-        try:
+        with self._state.but(scaling=self._state.scaling + 1):
             return run(*args, **kwargs)
-        finally:
-            self._state.scaling -= 1
 
     def _apply(self, run: Callable[..., Any], optimizer: Any, grads: Any, known: Any) -> Any:
         state, graph = self._state, here()
