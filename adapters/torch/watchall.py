@@ -148,19 +148,20 @@ class Finder:
         """Look at a module before its call begins, unless another's runs."""
         inside, look, stateless = _Inside(), self.look, self._stateless
 
-        def called(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        # PyTorch's profiler reads the local of this name, and does not ask whether it is there.
+        def called(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
             if _is_dynamo() or inside.call or _is_compiling() or is_tracing():
-                return call(module, *args, **kwargs)
+                return call(self, *args, **kwargs)
             inside.call = True
             notes = noted.away()
             try:
-                look(module, computes=_has_graph((args, kwargs)))
-                if notes is not None and (module in stateless or _is_free_keras(module)):
+                look(self, computes=_has_graph((args, kwargs)))
+                if notes is not None and (self in stateless or _is_free_keras(self)):
                     notes.put()  # as a loss: it is code like any
-                out = call(module, *args, **kwargs)
+                out = call(self, *args, **kwargs)
                 if notes is not None:
                     # A model's session sees to outputs with a gradient.
-                    mine = session_of(module) is not None
+                    mine = session_of(self) is not None
                     for x in (*args, *leaves(out)):
                         given = any(x is item for item in args)
                         if type(x) is torch.Tensor and (given or not (mine and x.requires_grad)):

@@ -15,6 +15,7 @@ import anynan
 from anynan._everywhere import Found, watch_everything
 from anynan.options import Options
 from anynan.torch.session.session import session_of
+from tests.torch_adapter import forked
 
 
 class Log(nn.Module):
@@ -412,3 +413,19 @@ def test_a_view_that_a_write_has_spoiled_stops_no_call():
         return model(x) if x.sum() else x + spoiled
 
     assert step(torch.ones(1, 4)).shape == (1, 4)
+
+
+def test_the_profiler_of_pytorch_sees_modules_behind_what_watches_them(tmp_path):
+    status, out, said = forked.run(
+        tmp_path,
+        """\
+        import torch
+        model = torch.nn.Sequential(torch.nn.Linear(4, 1))
+        with torch.profiler.profile(with_stack=True) as profile:
+            model(torch.ones(1, 4)).sum().backward()
+        print([e.key for e in profile.key_averages() if e.key.startswith("nn.Module")])
+    """,
+    )
+    assert status == 0  # it reads a local of the call by its name, and dies where there is none
+    assert sorted(eval(out)) == ["nn.Module: Linear_0", "nn.Module: Sequential_0"]
+    assert "nothing went bad in 1 step" in said
