@@ -641,10 +641,12 @@ def test_filters_of_all_warnings_are_not_for_what_is_bad(
     assert "the program: 1 bad in 6 steps" in said
 
 
+@pytest.mark.parametrize("moved", ["", "model.to('cpu')"])
 def test_a_weight_that_the_program_spoils_before_it_is_watched_is_told_once(
-    tmp_path: Path,
+    tmp_path: Path, moved: str
 ) -> None:
     spoilt = BUFFER.replace("alpha = ", "self.layer.weight.data.div_(0); alpha = ")
+    spoilt = spoilt.replace("optimizer =", f"{moved}\noptimizer =", 1)
     status, _, said = run(tmp_path, spoilt.replace("0.99 - alpha", "alpha"), "--fail")
     assert status == 1
     assert "op divide" in said

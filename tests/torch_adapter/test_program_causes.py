@@ -350,6 +350,28 @@ def test_an_inf_that_the_program_hands_to_a_model_is_told_where_it_was_made(
     assert given in first
 
 
+@pytest.mark.parametrize("kept", ["weights / weights.sum()", "torch.ones(4)"])
+@pytest.mark.parametrize("scale", ["scale", "self.scale"])
+def test_a_tensor_that_the_model_reaches_is_told_where_it_was_made(
+    tmp_path: Path, scale: str, kept: str
+) -> None:
+    program = f"""
+    import torch
+    weights = torch.zeros(4)
+    class Model(torch.nn.Linear):
+        def forward(self, x):
+            return super().forward(x) * {scale}
+    model = Model(4, 4)
+    scale = model.scale = {kept}
+    model(torch.randn(8, 4)).sum().backward()
+    print(model.scale is scale, torch.equal(scale, torch.ones(4)), vars(scale))
+    """
+    _, out, said = run(tmp_path, program)
+    bad = "weights" in kept
+    assert out == f"True {not bad} {{}}\n"
+    assert ("op divide" in said and kept in said) is bad
+
+
 def test_what_the_program_makes_of_an_array_before_its_model_is_told(tmp_path: Path) -> None:
     program = """
     import numpy as np, torch

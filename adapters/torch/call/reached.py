@@ -81,7 +81,8 @@ class Began:
             elif x is None:
                 _refill(holder.get(), content)
             else:
-                holder.set(content.clone() if isinstance(content, torch.Tensor) else content.copy())
+                tensor = isinstance(content, torch.Tensor)
+                holder.set(_copy(content, x) if tensor else content.copy())
         return lost
 
     def wrote(self) -> dict[int, bool]:
@@ -150,7 +151,7 @@ class Reached(Reach):
             if isinstance(x, np.ndarray):
                 copied = x.copy()
             elif isinstance(x, torch.Tensor) and not x.requires_grad:
-                copied = x.clone()
+                copied = _copy(x, x)
             elif _is_weight(x):
                 weights.append((x, x.detach().clone()))
             if copied is not None and holder.set(copied):
@@ -201,6 +202,13 @@ def _array(holder: Holder) -> tuple[Holder, Any, int, Any]:
     if not isinstance(x, torch.Tensor) or x.requires_grad:
         return holder, None, 0, None
     return holder, x, version(x), x.clone() if _is_small(x) else None
+
+
+def _copy(x: torch.Tensor, of: torch.Tensor) -> torch.Tensor:
+    """Copy a tensor for a second run, which may ask what it is a copy of."""
+    copied: Any = x.clone()
+    copied.anynan_copy_of = weakref.ref(of)
+    return copied  # type: ignore[no-any-return]
 
 
 def _is_small(x: torch.Tensor) -> bool:

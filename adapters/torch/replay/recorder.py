@@ -3,6 +3,7 @@
 import functools
 import math
 import sys
+import weakref
 from collections.abc import Callable, Iterable
 from itertools import islice
 from traceback import walk_stack
@@ -43,6 +44,7 @@ class StorageRecorder(BaseRecorder):
         notes: What could not be looked at: one sentence, of the first.
         taken: Where the last operation took bad values, or an answer about them.
         stop: Tells of each sink whether the run ends there.
+        strangers: Bad tensors that are no input, weight or buffer, weakly: the code holds them.
     """
 
     def __init__(self, outside: dict[int, tuple[External, str]]) -> None:
@@ -53,6 +55,7 @@ class StorageRecorder(BaseRecorder):
         self.outside = outside
         self.taken: Sink | None = None
         self.stop: Callable[[Sink], bool] | None = None
+        self.strangers: list[weakref.ref[torch.Tensor]] = []
         # The weak reference keeps a number from being reused by another storage.
         self._bad: dict[int, tuple[StorageWeakRef, list[int]]] = {}
         self._uninitialised: dict[int, StorageWeakRef] = {}
@@ -171,6 +174,8 @@ class StorageRecorder(BaseRecorder):
             return Origin((), "constant")
         if key in self._uninitialised:
             return Origin((), "uninitialised", name)
+        if key not in self.outside:
+            self.strangers.append(getattr(given.key, "anynan_copy_of", weakref.ref(given.key)))
         return Origin((), *self.outside.get(key, ("unknown", name)))
 
     # Storages.

@@ -98,6 +98,7 @@ class Replays:
         self.tails = Tails(models.parameters)
         self.lock = threading.Lock()
         self._told: list[weakref.ref[torch.Tensor]] = []  # weights that were bad at the start
+        self._strangers: list[weakref.ref[torch.Tensor]] = []  # of the last second run
 
     def handed(self) -> list[tuple[str, torch.Tensor]]:
         """Give what the last second run was handed that others computed, and forget it."""
@@ -212,7 +213,7 @@ class Replays:
         return self.tails.before(None, reading, weights[:1])
 
     def _used(self, result: Replay) -> list[torch.Tensor]:
-        """List the weights and buffers that bad values came from, small ones first.
+        """List the weights, buffers and other tensors that bad values came from, small ones first.
 
         The program may have computed a buffer, or written to a weight by hand. Of small ones that
         were written to copies are held.
@@ -221,7 +222,8 @@ class Replays:
         named = [*self._models.parameters(), *self._models.buffers()]
         told = [ref() for ref in self._told]
         new = (x for name, x in named if name in used and all(x is not other for other in told))
-        return sorted(new, key=torch.numel)
+        others = (x for ref in self._strangers if (x := ref()) is not None)
+        return sorted([*new, *others], key=torch.numel)
 
     def _beyond(self, state: State, reading: Reading) -> list[RootCall]:
         """List the parts' calls into which no bad gradient came, for a bad one."""
@@ -501,6 +503,7 @@ class Replays:
                         _backward(root, out, result, together=together)
                 finally:  # inside: PyTorch leaves a mode in several steps
                     interrupts.end()
+        self._strangers = seen.strangers
         if not any(sink.phase == reading.phase for sink in seen.sinks):
             self.scene.gradients(watcher)
         if runner is not None:
