@@ -34,8 +34,9 @@ SLOPES = {
 }
 # What runs a function of the program's round by round; outside of any jit it is compiled by itself.
 LOOPS = ("scan", "while_loop", "fori_loop", "map")
-# What takes no function with readings in it: they are neither linear nor differentiated forwards.
-BARE = ("jvp", "linearize", "linear_transpose")
+# What takes no function with readings in it: they are neither linear nor differentiated forwards,
+# and JAX keeps what it traced for a shape and gives it to `make_jaxpr`.
+BARE = ("eval_shape", "jvp", "linearize", "linear_transpose")
 FIXED = frozenset({"length", "reverse", "unroll", "batch_size"})
 # What compiles for others is looked into by its own name, or by another adapter.
 OWN = frozenset({"jax", "jaxlib", "flax", "equinox", "keras", "anynan"})

@@ -303,3 +303,24 @@ def test_an_nnx_step_that_puts_its_objects_elsewhere_does_so(found):
     swapped(pair)
     assert pair.a is b
     assert pair.b is a
+
+
+def test_what_was_traced_is_counted_and_shown_as_without_anynan(found):
+    @jax.jit
+    def step(x):
+        return jnp.log(x) * 2
+
+    for x in (jnp.ones(3), jnp.ones(3), jnp.ones(4)):
+        step(x)
+    assert step._cache_size() == 2  # what counts compilations asks for it
+    assert jax.eval_shape(step, jnp.ones(5)).shape == (5,)
+    shown = str(jax.make_jaxpr(step)(jnp.ones(5)))
+    assert "bool" not in shown  # as what reads it takes
+    step.clear_cache()
+    assert step._cache_size() == 0
+
+
+def test_a_search_for_leaked_tracers_finds_none_of_ours(found):
+    with jax.checking_leaks():
+        assert jax.jit(lambda x: jnp.log(x).sum())(jnp.ones(3)) == 0
+    assert not any("unwatched" in line for line in found.lines()), found.lines()

@@ -10,6 +10,7 @@ import numpy as np
 from jax import lax
 
 from anynan._readings.readings import Site
+from anynan.errors import reason
 from anynan.jax.graphs.versions import is_nan_check
 from anynan.jax.program.program import Program
 from anynan.jax.program.trace import UnwatchableError
@@ -97,7 +98,7 @@ class Watches:
             try:
                 latest = self._latest = Watch(self.program, exact, self.known)
             except Exception as error:
-                raise UnwatchableError(f"{type(error).__name__} {error}".rstrip()) from error
+                raise UnwatchableError(reason(error)) from error
         return latest
 
 
@@ -249,11 +250,14 @@ class Watch:
         try:
             jax.eval_shape(self._run, table, self.factors, *arrays)
         except Exception as error:
-            raise UnwatchableError(f"{type(error).__name__} {error}".rstrip()) from error
+            raise UnwatchableError(reason(error)) from error
 
     def _run(self, table: Any, factors: Any, *arrays: Any) -> tuple[list[Any], Any]:
         self.plan.factors = factors
-        outs, found = self.program.evaluate(self.plan, arrays)
+        try:
+            outs, found = self.program.evaluate(self.plan, arrays)
+        finally:
+            self.plan.factors = None  # traced numbers, which JAX may look for after the trace
         rows = {item.probe.key: self._row(item) for item in found}
         beside: dict[Any, dict[int, list[Any]]] = {}
         for index, group in self.groups.items():

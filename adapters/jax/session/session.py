@@ -355,6 +355,11 @@ class Session(StepReader):
             step.traced = fn, form._replace(flat=replace(form.flat, arrays=[]))
         return step
 
+    @property
+    def compiled(self) -> int:
+        """Count the programs that run here with their readings."""
+        return len(self._programs)
+
     def again(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Make a call that ran by itself once more, as a step; nothing is kept of it."""
         self._once, self._static = True, None
