@@ -136,7 +136,7 @@ class Calls:
         self._size, self._lock = 0, threading.Lock()
         # What was compiled to tell where NaN in results is from, by function and form.
         self._runs: dict[Any, Any] = {}
-        self._missed = 0
+        self.missed = 0
 
     def begin(self) -> Callable[[], None]:
         """Hold what is called from now on; give what ends it."""
@@ -229,7 +229,7 @@ class Calls:
             x: The array.
             numpys: Whether what came in from NumPy counts, too: placed or data, as its use shows.
         """
-        if is_placed(x) or self._missed >= MISSES or not is_nan(x):
+        if is_placed(x) or self.missed >= MISSES or not is_nan(x):
             return is_placed(x)
         if isinstance(x, np.ndarray):
             return numpys
@@ -244,7 +244,7 @@ class Calls:
                 if fate == "placed":
                     place(gave[i])
         brought = bool(chain) and chain[0].brings
-        self._missed += not (is_placed(x) or brought)
+        self.missed += not (is_placed(x) or brought)
         return is_placed(x) or (numpys and brought)
 
     def makes(self, given: list[Any], made: list[Any]) -> bool:

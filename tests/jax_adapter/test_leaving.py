@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import anynan
+from tests.jax_adapter.test_versions import bound
 
 
 def raised(run):
@@ -121,6 +122,13 @@ def test_a_nan_that_a_solver_hides_before_it_gives_up_is_noted():
     assert (event.severity, event.operation.name, event.kind) == ("suspect", "log", "nan")
     assert event.operation.source.text == "return jnp.log(x + 0 * k), None"
     assert event.notes[0].endswith("[may-have-raised]")
+
+
+def test_what_a_primitive_of_anothers_raises_over_is_told():
+    solve = bound("solve", lambda x: [result(x)])
+    tracker = anynan.jax.track(jax.jit(lambda x: solve(jnp.log(x))[0] * 2), action="record")
+    assert "not finite" in str(raised(lambda: tracker(jnp.array([1.0, -1.0]))))
+    assert [event.operation.name for event in tracker.events] == ["log"]
 
 
 def test_equinox_raises_its_own_exception_and_says_where():

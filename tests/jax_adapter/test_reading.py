@@ -47,12 +47,13 @@ CHOICES = {
     "argmax": lambda x: jnp.argmax(jnp.log(x), -1),
     "draw": lambda x: jax.random.categorical(jax.random.key(0), jnp.log(x)),
     "loop": lambda x: jax.lax.scan(lambda i, row: (i + jnp.argmin(jnp.log(row)), i), 0, x),
+    "loss": jax.grad(lambda x: jnp.log(x + 1).sum()),
     "mask": lambda x: jnp.argmax(jnp.where(jnp.arange(3) == 0, -jnp.inf, jnp.log(x))),
 }
 
 
 @pytest.mark.parametrize("name", CHOICES)
-def test_a_nan_that_only_a_choice_takes_is_told(name):
+def test_a_nan_that_only_a_choice_takes_or_nobody_is_told(name):
     tracked = anynan.jax.track(CHOICES[name])
     tracked(jnp.arange(6.0).reshape(2, 3))
     event = failure(tracked, jnp.array([[1.0, 2.0, 3.0], [4.0, -5.0, 6.0]]))

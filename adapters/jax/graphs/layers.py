@@ -119,8 +119,15 @@ class Layers:
         return found
 
     def choices(self) -> Iterator[ProbePoint]:
-        """Walk what ``argmax`` and the like choose from: a NaN there leaves no trace behind it."""
+        """Walk where a NaN leaves no trace: what is chosen from, a loss that nobody takes."""
+        loss: int | None = None
         for node in self.graph.nodes:
+            (out, *more), differentiated = node.outs or (None,), node.place.differentiated
+            if differentiated and node.backward and loss is not None:
+                yield ProbePoint(loss, None, "loss", "loss")
+                loss = None
+            elif differentiated and not (more or out is None or any(self.graph.readers(out))):
+                loss = out
             ended = any(lanes(eqn) for eqn in node.chain)  # such lanes may compute anything
             if node.name in ("argmax", "argmin") and not (node.backward or ended):
                 path, tensor = self.of(node), f"what {node.name} took"

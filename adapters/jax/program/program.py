@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import jax
 from jax import tree_util
-from jax.interpreters.partial_eval import dce_jaxpr
 
 from anynan._base.context import marker
 from anynan._base.walks import walk
@@ -73,11 +72,9 @@ ELEMENTWISE = frozenset(
         "squeeze", "sub", "tanh", "transpose",
     }
 )  # fmt: skip
-# What gives back one of the numbers that it is given; an Inf at one of the ends has no part in it.
+# What gives the least or the largest number, to which an Inf at the other end is nothing.
 ENDS = frozenset({"clamp", "max", "min", "reduce_max", "reduce_min"})
-HANDS_ON = frozenset(
-    {"concatenate", "convert_element_type", "dynamic_update_slice", "scatter", "select_n", "sort"}
-)
+HANDS_ON = PASSING | {"concatenate", "convert_element_type", "scatter", "select_n", "sort"}
 _WRITES = "it writes into Keras's variables: track the model with anynan.keras.track"
 _UNTRACEABLE = (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError)
 
@@ -303,28 +300,21 @@ class Program:
                     found.append(self.closed.jaxpr.invars.index(var))
         return tuple(found)
 
-    def used(self) -> list[bool]:
-        """Tell of each array that goes in whether anything is computed of it."""
-        jaxpr = self.closed.jaxpr
-        used: list[bool] = dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))[1]
-        return used
+    def computes(self, argument: int, *, nan: bool) -> bool:
+        """Tell whether something is computed of a bad argument.
 
-    def compares(self, argument: int) -> bool:
-        """Tell whether an argument is at most compared and handed on, as the best loss so far is.
-
-        What is less than Inf takes its place, and nothing worse than itself comes of it.
+        An Inf is at most compared where it is the best loss so far: what is less takes its place.
         """
+        graph = self.graph
 
         def more(i: int) -> list[int]:
-            readers = (node for node in graph.readers(i) if node is not None)
-            return [j for node in readers if node.name not in ENDS for j in outs(node)]
+            readers = (x for x in graph.readers(i) if x is not None and (nan or x.name not in ENDS))
+            outs = (j for node in readers for j in node.outs if j is not None)
+            return [j for j in outs if nan or checkable(graph.values[j].aval)]
 
-        def outs(node: Node) -> list[int]:
-            return [j for j in node.outs if j is not None and checkable(graph.values[j].aval)]
-
-        graph = self.graph
-        made = (graph.values[i].writer for i in walk(more(graph.arguments[argument]), more))
-        return all(i is None or graph.nodes[i].name in PASSING | HANDS_ON for i in made)
+        writers = (graph.values[i].writer for i in walk(more(graph.arguments[argument]), more))
+        made = (graph.nodes[i].name for i in writers if i is not None)
+        return any(nan or name not in HANDS_ON for name in made)
 
     @property
     def restorable(self) -> dict[int, int]:

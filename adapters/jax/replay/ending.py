@@ -2,7 +2,7 @@
 
 import copy
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jax
@@ -10,6 +10,7 @@ import numpy as np
 
 from anynan._base.context import replay_context
 from anynan._base.walks import walk
+from anynan._calls.calls import UnwritableError
 from anynan._diagnosis.lineage import Replay
 from anynan._readings.readings import ProbePoint
 from anynan.jax.graphs.graph import Graph
@@ -20,7 +21,11 @@ from anynan.jax.read import probes
 from anynan.jax.read.readings import Path, Plan
 from anynan.jax.replay.flags import Flag, flags
 from anynan.jax.replay.replay import behind, record
+from anynan.jax.replay.saving import known_as
 from anynan.jax.replay.steps import Step
+
+# So many primitives are looked at: each look is compiled.
+FOREIGN = 8
 
 
 class Catcher:
@@ -50,43 +55,50 @@ class Catcher:
 
 
 def up_to(step: Step, error: BaseException) -> Replay | None:
-    """Run a step again up to the callback that ended it; None if it does not end so again.
+    """Run a step again up to what ended it: a callback, or a primitive that is none of JAX's.
 
     Args:
         step: What ran.
         error: The exception.
 
+    Returns:
+        What was seen; None if no callback ends it so again, and nothing bad went into such a
+        primitive.
+
     Raises:
         ReplayError: If it cannot be run again.
     """
     graph = step.program.graph
-    if not any(node.name in CALLBACKS for node in graph.nodes):
-        return None
+    calls = any(node.name in CALLBACKS for node in graph.nodes)
     program = copy.copy(step.program)
     program.replays = {}
     arrays = step.inputs()
 
     def see(wanted: Iterable[int], *, inside: bool = False) -> dict[int, Flag]:
-        program.catcher = Catcher()
+        program.catcher = Catcher() if calls else None
         return flags(program, arrays, dict.fromkeys(wanted, "sum"), inside=inside)
 
     with replay_context():
-        end = _end(program, arrays)
-        if end is None or not _same(error, end[2]):
+        end = _end(program, arrays) if calls else None
+        same = end is not None and _same(error, end[2])
+        takers: Iterable[Iterable[int]] = (
+            [_taken(graph, *end[:2])] if end and same else _foreign(graph)
+        )
+        seen = (see(_floats(graph, todo)) for todo in takers)
+        bad = next((i for flags in seen for i, flag in flags.items() if flag.word), None)
+        if bad is None and not same:
             return None
-        taken = see(_taken(graph, *end[:2]))
-        bad = next((index for index, flag in taken.items() if flag.word), None)
         if bad is not None:
-            points, found = [ProbePoint(bad, None, "value", "")], see([bad, *behind(program, bad)])
+            points, read = [ProbePoint(bad, None, "value", "")], see([bad, *behind(program, bad)])
         else:  # what it was raised over may have been chosen by a NaN that went nowhere
             made = (i for op in program.operations().ops for i in op.outs)
-            points, found = [], see(made, inside=True)
-        program.catcher = Catcher()
-        seen, _ = record(program, arrays, found, points)
+            points, read = [], see(made, inside=True)
+        program.catcher = Catcher() if calls else None
+        result, _ = record(program, arrays, read, points)
         jax.effects_barrier()
-        seen.raised = error
-        seen.end()
-    return seen
+        result.raised = error
+        result.end()
+    return result
 
 
 def _end(program: Program, arrays: list[Any]) -> tuple[Any, Path, Exception] | None:
@@ -108,13 +120,32 @@ def _same(first: BaseException, second: Exception) -> bool:
 
 
 def _taken(graph: Graph, eqn: Any, path: Path) -> list[int]:
-    """List the floats that a callback takes, or of which a truth or a whole number is made."""
+    """List what a callback takes, and what it is chosen by."""
     nodes = (n for n in graph.nodes if n.eqn is eqn and n.path == path[:-1])
     node = next(nodes, None)
     todo = [] if node is None else list(node.ins)
     if node is not None and node.chain and node.chain[-1].primitive.name == "cond":
         chosen = node.chain[-1].invars[0]  # an exception under a condition
         todo += [value.index for value in graph.values if value.var is chosen]
+
+    return todo
+
+
+def _foreign(graph: Graph) -> Iterator[tuple[int, ...]]:
+    """Walk what the first primitives take that are none of JAX's: one of them raises."""
+    left = FOREIGN
+    for node in graph.nodes:
+        try:
+            known_as(node.eqn.primitive)
+        except UnwritableError:
+            left -= 1
+            yield node.ins
+        if not left:
+            return
+
+
+def _floats(graph: Graph, todo: Iterable[int]) -> list[int]:
+    """List the floats among values, or of which a truth or a whole number among them is made."""
 
     def number(i: int) -> bool:
         return probes.checkable(graph.values[i].aval)

@@ -64,7 +64,7 @@ def call(
     for node in nodes:
         try:
             keywords = {k: encoded(x, _other) for k, x in node.eqn.params.items()}
-            function = _known_as(node.eqn.primitive)
+            function = known_as(node.eqn.primitive)
         except UnwritableError as error:
             return Call(unwritable=str(error), text=text)
         given = [made[i] for i in node.ins]
@@ -77,7 +77,12 @@ def call(
     return Call(lines, lines[-1].gives)
 
 
-def _known_as(primitive: Any) -> str:
+def known_as(primitive: Any) -> str:
+    """Give the name by which JAX has a primitive.
+
+    Raises:
+        UnwritableError: If it is none of JAX's own.
+    """
     name = f"{primitive.name.removesuffix('_p')}_p"
     for place, (module, _) in PLACES.items():
         if getattr(module, name, None) is primitive:

@@ -468,12 +468,9 @@ class StepReader(BaseAdapter):
         def spoilt(leaf: Leaf, x: Any) -> bool:
             return leaf.role in kept and _is_bad(x) and (step.harmed or not is_placed(x))
 
-        bad = [i for i, pair in enumerate(pairs) if spoilt(*pair)]
         # What a solver begins with (its error is Inf) and nothing is computed of does no harm.
-        used = program.used() if bad else ()
-        for i in filter(used.__getitem__, bad):
-            leaf, array = program.leaves[i], step.arrays[i]
-            if not is_nan(array) and program.compares(i):
+        for i, (leaf, array) in enumerate(pairs):
+            if not (spoilt(leaf, array) and program.computes(i, nan=is_nan(array))):
                 continue
             summary, buffer = probes.measure(alive(array)), leaf.role == "buffer"
             found.append(BadParameter(leaf.name, program.owner(leaf), summary, buffer))
