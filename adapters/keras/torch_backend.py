@@ -13,9 +13,10 @@ import numpy as np
 import torch
 
 from anynan._arrays.containers import leaves
-from anynan._base.context import replaying
+from anynan._base.context import replay_context, replaying
 from anynan._base.identity import ByIdentity
-from anynan._base.patches import through
+from anynan._base.patches import owner_of, through
+from anynan._base.summary import Summary
 from anynan._diagnosis.evidence import BadParameter
 from anynan._diagnosis.lineage import Replay
 from anynan._diagnosis.rules.repair import Repair
@@ -25,6 +26,7 @@ from anynan._readings.readings import Reading
 from anynan._readings.step import Step
 from anynan._steps.tracked import Tracked
 from anynan.errors import AnomalyError
+from anynan.events import Event
 from anynan.keras.layers import Weight, is_symbolic, layers_of, moments_of, settings_of, weights_of
 from anynan.keras.messages import RUNS_UNCOMPILED
 from anynan.keras.seams import Batches, change, forget, sessions, unwatch, watch
@@ -38,6 +40,7 @@ from anynan.torch.read.paths import join
 from anynan.torch.read.probes import DTYPE_NAME, nonfinite
 from anynan.torch.read.slots import site_of
 from anynan.torch.read.tensors import tensors
+from anynan.torch.replay.watcher import Watcher
 from anynan.torch.session.model import ModelSession
 from anynan.torch.update.updates import Updates
 
@@ -132,6 +135,7 @@ class KerasSession(ModelSession):
         self._flags = threading.local()  # where each thread is in a step of Keras
         self._updates: ByIdentity[Any, Update] = ByIdentity()
         self._scaler: weakref.ref[Any] | None = None
+        self._bound: dict[int, torch.Tensor] = {}  # weights before their constraints
 
     # Life.
 
@@ -142,11 +146,10 @@ class KerasSession(ModelSession):
     def attach(self) -> None:
         """Install the hooks, and change what Keras trains with."""
         watch(self, _compute_loss)
-        for owner in (keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer):
-            made = through(sessions, "apply", paused="tracker.paused")
-            change(owner, "apply", made)
-        made = through(sessions, "scale_loss", paused="tracker.paused")
-        change(keras.optimizers.LossScaleOptimizer, "scale_loss", made)
+        plain, scaled = keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer
+        places = [(plain, "apply"), (scaled, "apply"), (scaled, "scale_loss")]
+        for owner, name in [*places, (owner_of(keras.Variable, "assign"), "assign")]:
+            change(owner, name, through(sessions, name, paused="tracker.paused"))
         # Building a model, Keras may run layers on made-up numbers.
         change(keras.SymbolicScope, "__enter__", _enter_symbolic)
         change(keras.SymbolicScope, "__exit__", _exit_symbolic)
@@ -321,6 +324,32 @@ class KerasSession(ModelSession):
             state.in_optimizer = False
             raise
         return rows
+
+    def assign(self, run: Callable[..., Any], variable: Any, *args: Any, **kwargs: Any) -> Any:
+        """Keep what an update made of a weight before its constraint is written over it."""
+        value = variable._value
+        bound = getattr(variable, "constraint", None) is not None and value is not None
+        if bound and self.threads.owner().in_optimizer:
+            self._bound[id(variable)] = value.detach().clone()
+        return run(*args, **kwargs)
+
+    def made_before(self, event: Event, taken: Sequence[Summary]) -> Replay | None:
+        """Run the constraint of a weight again, if the weight was finite before it."""
+        weights = (w.variable for w in self.models.weights() if w.name == event.parameter)
+        variable = next(weights, None)
+        value = self._bound.get(id(variable))
+        if variable is None or value is None or nonfinite(value):
+            return None
+        watcher, now = Watcher({}), variable._value
+        try:
+            variable._value = torch.nn.Parameter(value)
+            with replay_context(), torch.no_grad(), watcher:
+                out = variable.constraint(variable)
+                watcher.check_sink("parameter", None, str(event.parameter), out)
+        finally:
+            variable._value = now
+            watcher.forget()
+        return Replay(watcher.recorder.records, watcher.recorder.sinks)
 
     def scale_loss(self, run: Callable[..., Any], optimizer: Any, *args: Any) -> Any:
         """Note that this optimizer scales the loss."""

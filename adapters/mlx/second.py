@@ -11,6 +11,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 from anynan._arrays.arguments import bound
 from anynan._arrays.containers import leaves
+from anynan._base.context import but
 from anynan._base.patches import Patches
 from anynan._calls.collector import collecting
 from anynan._diagnosis.lineage import OpRecord, Replay
@@ -90,12 +91,8 @@ class Run:
 
     def update(self, run: Callable[..., Any], gradients: Any, parameters: Any) -> Any:
         """Run an optimizer's update."""
-        tape = self.tape
-        before, tape.phase = tape.phase, "optimizer"
-        try:
+        with but(self.tape, phase="optimizer"):
             return run(gradients, parameters)
-        finally:
-            tape.phase = before
 
     def _know(self, model: Any) -> None:
         for part in model.modules():

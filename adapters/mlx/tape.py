@@ -7,7 +7,7 @@ so the backward pass, which MLX builds out of sight, is shown operation by opera
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from threading import get_ident
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ import numpy as np
 
 from anynan._arrays.containers import mapped
 from anynan._base import context
+from anynan._base.context import but
 from anynan._base.patches import Patches
 from anynan._base.sources import user_source
 from anynan._diagnosis.records import KEPT, called
@@ -130,14 +131,9 @@ class Tape:
                 if compiles:
                     mx.enable_compile()
 
-    @contextmanager
-    def quiet(self) -> Iterator[None]:
+    def quiet(self) -> AbstractContextManager[None]:
         """Show nothing meanwhile."""
-        before, self._busy = self._busy, True
-        try:
-            yield
-        finally:
-            self._busy = before
+        return but(self, _busy=True)
 
     def _off(self) -> bool:
         return self._busy or get_ident() != self._thread

@@ -18,7 +18,7 @@ from tensorflow.python.framework import op_callbacks, op_def_registry
 from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable, ResourceVariable
 
 from anynan._arrays.containers import leaves
-from anynan._base.context import replay_context
+from anynan._base.context import but, replay_context
 from anynan._base.patches import Patches, owner_of
 from anynan._diagnosis.messages import NOT_PUT_BACK
 from anynan._steps.tracked import untracked
@@ -218,11 +218,8 @@ class Run:
 
         def make(real: Callable[..., Any]) -> Callable[..., Any]:
             def run(*args: Any, **kwargs: Any) -> Any:
-                before, self.phase = self.phase, phase
-                try:
+                with but(self, phase=phase):
                     return real(*args, **kwargs)
-                finally:
-                    self.phase = before
 
             return run
 

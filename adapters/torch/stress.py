@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 from anynan._apps.stress.edges import Edge, told
 from anynan._apps.stress.lab import Array, Lab, Watch
 from anynan._arrays.arguments import positional
+from anynan._base.context import but
 from anynan._base.sources import user_source
 from anynan._reach import Holder, Reach
 from anynan._trace.op import Observed, Observer
@@ -251,14 +252,9 @@ class _Draws(TorchFunctionMode):
         self._at += 1
         return out
 
-    @contextmanager
-    def hit(self, at: int, change: Callable[[Any], object]) -> Iterator[None]:
+    def hit(self, at: int, change: Callable[[Any], object]) -> AbstractContextManager[None]:
         """Have a draw be another meanwhile."""
-        before, self._hit = self._hit, (at, change)
-        try:
-            yield
-        finally:
-            self._hit = before
+        return but(self, _hit=(at, change))
 
 
 class _Weight(Holder):

@@ -38,6 +38,19 @@ def setting(variable: ContextVar[T], value: T) -> Iterator[None]:
 
 
 @contextmanager
+def but(obj: Any, **given: Any) -> Iterator[None]:
+    """Have attributes of an object be something else meanwhile."""
+    before = {name: getattr(obj, name) for name in given}
+    try:
+        for name, value in given.items():
+            setattr(obj, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(obj, name, value)
+
+
+@contextmanager
 def scope(path: str) -> Iterator[str]:
     """Name the layer for the direct checks made inside; scopes nest, joined by dots.
 

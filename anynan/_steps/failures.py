@@ -10,6 +10,7 @@ from typing import Any
 from anynan._diagnosis.causes import UNKNOWN, Situation, explain
 from anynan._diagnosis.investigation import operation
 from anynan._diagnosis.lineage import OpRecord, Replay, trace
+from anynan._diagnosis.rules.circumstance import PROBABLE
 from anynan._readings.readings import Reading
 from anynan._readings.step import DeferredFailure, Step
 from anynan._steps.consequences import Consequences
@@ -127,9 +128,9 @@ class Failures:
     def _with_maker(self, event: Event) -> Event:
         """Name in an event of what came in bad what made it before the step, or may have."""
         errors, taker = numpy_met[0], event.operation
-        if event.cause is None or event.cause.tag not in _CAME:
+        if event.cause is None or event.cause.tag not in (*_CAME, *PROBABLE):
             return event
-        made, kind, what = self._made_before(event, event.cause.tag == UNKNOWN)
+        made, kind, what = self._made_before(event, event.cause.tag)
         if made is None:
             notes = [NUMPY_BEFORE(errors=errors)] if errors else []
             return replace(event, notes=(*event.notes, *notes))
@@ -141,20 +142,21 @@ class Failures:
         note = MADE_BEFORE(what=what + took)
         return replace(event, operation=found, cause=cause, notes=(*event.notes, note))
 
-    def _made_before(self, event: Event, unknown: bool) -> tuple[OpRecord | None, Kind, str]:
+    def _made_before(self, event: Event, tag: str) -> tuple[OpRecord | None, Kind, str]:
         """Give what made what came in before the step, of which kind, and how that shows."""
         taker, held = event.operation, event.summary
         taken = [x for x in (taker.inputs if taker else ()) if x.bad]
-        if taker and unknown and not taken:
+        if taker and tag == UNKNOWN and not taken:
             return None, event.kind, ""
         taken += [held] if held is not None and held.bad else []
         kind = (taken and taken[0].kind) or event.kind
         with suppress(Exception):  # nothing is claimed of what could not be looked at
-            found = self._subject.adapter.made_before(kind, taken)
+            found = self._subject.adapter.made_before(replace(event, kind=kind), taken)
             made = found and trace(found.records, found.sinks, neginf=True).origin
             if made and made.output:
                 return made, made.output.kind or kind, "this alone made NaN or Inf before the step"
-        met, what = numpy_met[0], "NumPy met this alone since the last update that went well"
+        met = None if tag in PROBABLE else numpy_met[0]
+        what = "NumPy met this alone since the last update that went well"
         return met.told(0, kind, self._met) if met else None, kind, what
 
     def refuse(self, event: Event, step: Step) -> None:

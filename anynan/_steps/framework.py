@@ -16,7 +16,7 @@ from anynan._readings.readings import Reading
 from anynan._steps.loaders import bad_rows
 from anynan._steps.messages import UNMEASURED
 from anynan.errors import reason
-from anynan.events import Kind
+from anynan.events import Event
 from anynan.options import Options
 
 
@@ -134,11 +134,11 @@ class Framework:
         """
         return None
 
-    def made_before(self, kind: Kind, taken: Sequence[Summary]) -> Replay | None:  # noqa: ARG002
+    def made_before(self, event: Event, taken: Sequence[Summary]) -> Replay | None:  # noqa: ARG002
         """Run again what ran before the step, where one operation alone of it made NaN or Inf.
 
         Args:
-            kind: What came into the step.
+            event: What was seen, of the kind that came into the step.
             taken: What held it there.
 
         Returns:

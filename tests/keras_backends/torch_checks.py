@@ -253,3 +253,18 @@ def test_made_up_numbers_that_keras_builds_with_are_not_judged(name):
     event = failure(run_once, ill, name, np.ones((8, 4), "float32"))
     assert (event.layer, event.cause.tag) == ("std", "divide_by_zero")
     assert event.step == 0
+
+
+class Unit(keras.constraints.Constraint):
+    def __call__(self, w):
+        return w / keras.ops.norm(w * 0.0)  # bad constraint
+
+
+def test_a_constraint_that_spoils_a_weight_has_operation_and_line():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, kernel_constraint=Unit())])
+    model.compile("sgd", "mse")
+    tracker = anynan.keras.track(model, action="record")
+    model.fit(np.ones((8, 4)), np.ones((8, 2)), batch_size=4, verbose=0)
+    event = tracker.events[0]
+    assert (event.operation.name, event.cause.tag) == ("divide", "divide_by_zero")
+    assert event.operation.source.line == line(__file__, "bad constraint")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from anynan._base.context import replay_context
+from anynan._base.context import but, replay_context
 from anynan._calls.collector import collecting
 from anynan._diagnosis.agreement import CheckedPoint, divergence
 from anynan._diagnosis.evidence import ReplayError
@@ -308,7 +308,7 @@ class Replays(Part):
         """Have nothing that runs count as a step of the user's."""
         # What layers added to the loss of a call that is under way.
         losses = [getattr(x, "_losses", None) for x in self._layers.alive().values()]
-        afresh = self._state.but(replaying=True, tapes=0, frame=None, outputs=[])
+        afresh = but(self._state, replaying=True, tapes=0, frame=None, outputs=[])
         try:
             with afresh, replay_context(), as_written(), contents_stay(losses), off():
                 yield

@@ -158,16 +158,6 @@ class State(threading.local):
     building: bool = False
     grown: list[tuple[Any, Any]] = field(default_factory=list)
 
-    @contextmanager
-    def but(self, **given: Any) -> Iterator[None]:
-        """Have some of it be something else meanwhile."""
-        before = {name: getattr(self, name) for name in given}
-        vars(self).update(given)
-        try:
-            yield
-        finally:
-            vars(self).update(before)
-
     def collect(self, graph: Any) -> Frame:
         """Begin to collect readings."""
         return Frame(graph, self.replaying, xla=self.xla)

@@ -6,7 +6,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -14,6 +14,7 @@ import tensorflow as tf
 from tensorflow.python.eager import execute
 from tensorflow.python.framework import op_callbacks, op_def_library, op_def_registry
 
+from anynan._base.context import but
 from anynan._base.sources import is_anynans, is_library
 from anynan._base.summary import Summary
 from anynan._diagnosis.evidence import ReplayError
@@ -243,14 +244,9 @@ class Record:
         """Give what ran, and what ran before it."""
         return (*self.before, *self.notes)
 
-    @contextmanager
-    def off(self) -> Iterator[None]:
+    def off(self) -> AbstractContextManager[None]:
         """Note nothing meanwhile."""
-        before, self.on = self.on, False
-        try:
-            yield
-        finally:
-            self.on = before
+        return but(self, on=False)
 
     @contextmanager
     def inside(self, layer: Any) -> Iterator[None]:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from anynan._base.context import but
 from anynan._base.identity import SetByIdentity
 from anynan._steps.messages import INSIDE_LOOP
 from anynan.tensorflow.messages import JACOBIAN, NESTED_GRADIENT, STALE_GRAPH
@@ -260,7 +261,7 @@ class Calls(Part):
 
     def jacobian(self, run: Callable[..., Any], _: Any, *args: Any, **kwargs: Any) -> Any:
         """Ask for a jacobian, inside of which gradients are vectorised."""
-        with self._state.but(vectorised=True):
+        with but(self._state, vectorised=True):
             return run(*args, **kwargs)
 
     def gradient(
@@ -464,7 +465,7 @@ class Calls(Part):
 
     def compiling(self, run: Callable[..., Any], fn: Any, *args: Any, **kwargs: Any) -> Any:
         """Call a compiled function, and know meanwhile whether XLA compiles what is traced."""
-        with self._state.but(xla=self._state.xla or bool(getattr(fn, "_jit_compile", False))):
+        with but(self._state, xla=self._state.xla or bool(getattr(fn, "_jit_compile", False))):
             return run(*args, **kwargs)
 
     def reads(self, fn: Any) -> None:

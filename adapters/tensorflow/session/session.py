@@ -10,6 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from anynan._base.context import but
 from anynan._base.imports import when_imported
 from anynan._base.summary import Summary
 from anynan._diagnosis.evidence import BadParameter, ReplayError
@@ -22,7 +23,7 @@ from anynan._steps.adapter import BaseAdapter
 from anynan._steps.messages import LAYER_UNWATCHED
 from anynan._steps.tracked import Tracked
 from anynan.errors import reason
-from anynan.events import Kind
+from anynan.events import Event
 from anynan.tensorflow.graphs.traces import Traces
 from anynan.tensorflow.read import probes
 from anynan.tensorflow.read.buffers import DeviceBuffers
@@ -234,9 +235,9 @@ class Session(BaseAdapter):
         found.loss = found.gradient_norm = None  # they are not the program's own numbers
         return found
 
-    def made_before(self, kind: Kind, taken: Sequence[Summary]) -> Replay | None:
+    def made_before(self, event: Event, taken: Sequence[Summary]) -> Replay | None:
         """Run again what ran before the step outside of graphs, up to the one fault in it."""
-        made = taped.suspect(kind, taken)
+        made = taped.suspect(event.kind, taken)
         return made and self._replays.replay(Step(None, (), {}, taped=made))
 
     def bad_parameters(self) -> list[BadParameter]:
@@ -261,26 +262,22 @@ class Session(BaseAdapter):
         step = steps.of(fn, args, kwargs)
         steps.open(step)
         with step.lending():
-            state.depth += 1
-            try:
-                state.arguments = Frame(None)
-                self.calls.inputs(state.arguments, fn, args, kwargs)
-                out = fn(*step.args, **step.kwargs)
-                frame = Frame(None)
-                gives = state.backward or not self.runs_alone
-                for label, x in tensors(out if gives else (), "result"):
-                    frame.take(x, None, "loss", "loss" if label == "result" else label)
-                self.calls.flush(frame, backward=False)
-                if not gives:
-                    self.calls.given(out, forward_only=True)
-            except BaseException as error:
-                if state.broken is None:
-                    state.broken, state.arguments = state.arguments, None
-                self.calls.broken(error)
-                raise
-            finally:
-                state.depth -= 1
-                state.arguments = None
+            with but(state, depth=state.depth + 1, arguments=(taken := Frame(None))):
+                try:
+                    self.calls.inputs(taken, fn, args, kwargs)
+                    out = fn(*step.args, **step.kwargs)
+                    frame = Frame(None)
+                    gives = state.backward or not self.runs_alone
+                    for label, x in tensors(out if gives else (), "result"):
+                        frame.take(x, None, "loss", "loss" if label == "result" else label)
+                    self.calls.flush(frame, backward=False)
+                    if not gives:
+                        self.calls.given(out, forward_only=True)
+                except BaseException as error:
+                    if state.broken is None:
+                        state.broken, state.arguments = state.arguments, None
+                    self.calls.broken(error)
+                    raise
             steps.end()
         self.calls.trail()
         return out
@@ -292,7 +289,7 @@ class Session(BaseAdapter):
         """
         if getattr(fn, "experimental_get_tracing_count", lambda: 1)():
             return
-        with self.state.but(depth=self.state.depth + 1):
+        with but(self.state, depth=self.state.depth + 1):
             graph_of(fn, args, kwargs)
 
 
@@ -352,7 +349,7 @@ class ModelSession(Session):
             self.grow()
             self._built = self.layers.whole()
         if fn is None or state.depth:
-            with state.but(fits=True):
+            with but(state, fits=True):
                 return run()
         if state.open:
             steps.end()

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from anynan._base.context import but
 from anynan._diagnosis.agreement import divergence
 from anynan._diagnosis.evidence import ReplayError
 from anynan._diagnosis.lineage import Replay
@@ -303,7 +304,7 @@ class Steps(Part):
         if updated:
             self._tracker.judge.updated(rows.number)
         points, values = self._layers.weights.ends()
-        with state.but(after=True):
+        with but(state, after=True):
             self.judge(self.places(points), values, last=False)
             self._tracker.judge.review(rows)
 

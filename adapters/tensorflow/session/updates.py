@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from anynan._base.context import but
 from anynan._base.identity import SetByIdentity
 from anynan._base.sources import is_library
 from anynan._base.summary import Summary
@@ -52,7 +53,7 @@ class Updates(Part):
         own = code is not None and not is_library(code.co_filename)
         if own:
             self._weights.states = [raw(v) for v in optimizer.variables]
-        with state.but(own=own, applying=state.applying + 1):
+        with but(state, own=own, applying=state.applying + 1):
             return self._apply(run, optimizer, list(grads), known)
 
     def apply_scaled(
@@ -60,7 +61,7 @@ class Updates(Part):
     ) -> Any:
         """Run the update of a loss scaler, which drops bad ones itself."""
         self.scaler = weakref.ref(optimizer)
-        with self._state.but(scaling=self._state.scaling + 1):
+        with but(self._state, scaling=self._state.scaling + 1):
             return run(*args, **kwargs)
 
     def _apply(self, run: Callable[..., Any], optimizer: Any, grads: Any, known: Any) -> Any:

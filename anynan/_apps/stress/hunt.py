@@ -24,7 +24,7 @@ from anynan._apps.stress.search import Step, nearer, towards
 from anynan._apps.stress.written import Origin
 from anynan._arrays.containers import leaves
 from anynan._base import products
-from anynan._base.context import setting
+from anynan._base.context import but, setting
 from anynan._base.folders import refuse_full
 from anynan._base.messages import left
 from anynan._reach import Holder
@@ -545,14 +545,8 @@ class Hunt:
             self._by_rule()
         self._mode = before
 
-    @contextmanager
-    def _with_gradient(self) -> Iterator[None]:
-        before = self._program.call
-        self._program.call = self._sloped or before
-        try:
-            yield
-        finally:
-            self._program.call = before
+    def _with_gradient(self) -> AbstractContextManager[None]:
+        return but(self._program, call=self._sloped or self._program.call)
 
     def _trained(self) -> bool:
         """Tell whether the training is lost; else seek what was not found yet."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from threading import get_ident
 from typing import Any
 
+from anynan._base.context import but
 from anynan._diagnosis.lineage import OpRecord
 from anynan._diagnosis.rules.situation import OTHER, SELF
 from anynan.errors import reason
@@ -143,14 +144,12 @@ class BaseFixRunner:
             found: The repairs that take their place so.
             make: Runs it.
         """
-        before, self.busy = self.busy, True
         try:
-            new = make()
+            with but(self, busy=True):
+                new = make()
         except Exception as error:  # noqa: BLE001  the second run goes on as the first one did
             self.lost = reason(error)
             return None
-        finally:
-            self.busy = before
         self._used.update(found)
         return new
 
