@@ -372,6 +372,27 @@ def test_a_tensor_that_the_model_reaches_is_told_where_it_was_made(
     assert ("op divide" in said and kept in said) is bad
 
 
+def test_a_buffer_that_is_used_long_after_it_was_made_is_no_label(tmp_path: Path) -> None:
+    program = """
+    import torch
+    class Schedule(torch.nn.Linear):
+        def __init__(self):
+            super().__init__(4, 4)
+            beta = torch.linspace(0.1, 0.9, 4)
+            self.register_buffer("noise", torch.sqrt(beta - 0.5))
+    model = Schedule()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for i in range(5):
+        loss = model(torch.randn(8, 4)).square().mean()
+        optimizer.zero_grad(); loss.backward(); optimizer.step()
+    with torch.no_grad():
+        print((model(torch.randn(8, 4)) * model.noise.gather(0, torch.arange(4))).mean().item())
+    """
+    said = run(tmp_path, program)[2]
+    assert "op sqrt" in said and "torch.sqrt(beta - 0.5)" in said
+    assert "labels" not in said
+
+
 def test_what_the_program_makes_of_an_array_before_its_model_is_told(tmp_path: Path) -> None:
     program = """
     import numpy as np, torch

@@ -52,12 +52,14 @@ from anynan.torch.replay.recorder import StorageRecorder
 from anynan.torch.replay.saving import Catcher
 from anynan.torch.replay.scene import Scene, arrived
 from anynan.torch.replay.seams import Seam
-from anynan.torch.replay.tail import Tails
+from anynan.torch.replay.tail import Tails, earlier
 from anynan.torch.replay.watcher import Watcher
 from anynan.torch.weights.scalers import Scalers
 
 # Seconds to wait for another thread's second run, which may itself wait for this thread.
 _PATIENCE = 10.0
+# Of so many buffers that are bad at first it is noted what made them so.
+_EARLIER = 8
 
 
 # Why there is no call to run again.
@@ -95,7 +97,7 @@ class Replays:
         self._graphs, self._scalers = graphs, scalers
         self.reached = Reached(models.fn) if models.options.replay else None
         self.scene = Scene(models)
-        self.tails = Tails(models.parameters)
+        self.tails = Tails(models.parameters, models.buffers)
         self.lock = threading.Lock()
         self._told: list[weakref.ref[torch.Tensor]] = []  # weights that were bad at the start
         self._strangers: list[weakref.ref[torch.Tensor]] = []  # of the last second run
@@ -211,6 +213,13 @@ class Replays:
         """Compute again what the program wrote into weights before they were watched."""
         self._told += map(weakref.ref, weights)
         return self.tails.before(None, reading, weights[:1])
+
+    def begin(self, buffers: list[torch.Tensor]) -> None:
+        """Note what made buffers bad, while that is known: they may be used much later."""
+        for x in buffers[:_EARLIER]:
+            found = self.tails.before(None, _reading(0, 0), [x])
+            if found is not None and found.made:
+                earlier[x] = found
 
     def _used(self, result: Replay) -> list[torch.Tensor]:
         """List the weights, buffers and other tensors that bad values came from, small ones first.
@@ -351,8 +360,7 @@ class Replays:
         root = state.root
         if root is None or root.fn is None:
             return None
-        site = Site(-1, None, "value", "", "", None, 0.0)
-        reading = Reading(rows.number, len(rows.lo), 0, site, 0.0, 0.0)
+        reading = _reading(rows.number, len(rows.lo))
         result = self.again(state, reading, [root], ending=True)
         if result.sinks and not (result.made or state.in_step):  # what it was given was bad
             before = self.tails.before(state.thread.ident, reading, root.living())
@@ -510,6 +518,11 @@ class Replays:
             grads = [p.grad for _, p in self._models.with_gradient()]
             runner.gradient_norm = norm_of(grads)
         return seen
+
+
+def _reading(step: int, order: int) -> Reading:
+    """Stand for what was read, where nothing was."""
+    return Reading(step, order, 0, Site(-1, None, "value", "", "", None, 0.0), 0.0, 0.0)
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from anynan._base.context import replay_context
+from anynan._base.identity import ByIdentity
 from anynan._base.sources import is_library, user_source
 from anynan._base.walks import walk
 from anynan._diagnosis.lineage import External, Replay, Sink
@@ -55,6 +56,8 @@ from anynan.torch.replay.watcher import Watcher
 ALIKE = 4
 # They would hand on what is not known; "copy" is no operation that makes anything.
 _COPIES = frozenset({"copy_", "__setitem__", "__set__"})
+# What made weights and buffers bad before a model was watched: that may be used much later.
+earlier: ByIdentity[torch.Tensor, Replay] = ByIdentity()
 Named = Callable[[torch.Tensor], tuple[External, str] | None]
 
 
@@ -436,14 +439,18 @@ class Tails:
 
     Args:
         weights: Lists the weights by name.
+        buffers: Lists the buffers by name.
         last: Only the last pass is meant.
 
     Attributes:
         handed: What came in, weakly, by name: another model may have given it.
     """
 
-    def __init__(self, weights: Callable[[], list[tuple[str, Any]]], *, last: bool = False) -> None:
-        self._weights, self._only_last = weights, last
+    def __init__(
+        self, weights: Callable[[], list[tuple[str, Any]]],
+        buffers: Callable[[], Iterable[tuple[str, Any]]], *, last: bool = False,
+    ) -> None:  # fmt: skip
+        self._weights, self._buffers, self._only_last = weights, buffers, last
         self.handed: list[Handed] = []
         self._last: tuple[tuple[int, int, str], Pass, Extent] | None = None
 
@@ -472,6 +479,10 @@ class Tails:
                 best, self._last = replay, (_key(reading), found, extent)
                 if replay.made:
                     break
+        if best is not None and not best.made:
+            used = {each.label for record in best.records for each in record.operands}
+            given = [b for name, b in self._buffers() if name in used and b in earlier]
+            best = self.before(thread, reading, given) or best
         return best
 
     def before(
@@ -482,11 +493,15 @@ class Tails:
         if notes is None:
             return None
         for x in filter(nonfinite, given):
-            replay = self._again(reading, notes.begin(x), "forward")
+            found, known = self._again(reading, notes.begin(x), "forward"), earlier.get(x)
+            replay = known if known is not None and not (found and found.made) else found
             if replay is None:
                 continue
             # The harm is what the model made of it.
-            replay.sinks = [replace(x, kind=reading.kind or x.kind) for x in replay.sinks]
+            replay.sinks = [
+                replace(sink, phase=reading.phase, kind=reading.kind or sink.kind)
+                for sink in replay.sinks
+            ]
             # What is in a weight is no mask: the code wrote it.
             operands = [each for record in replay.records for each in record.operands]
             placed = all(each.source in (None, "constant") for each in operands)
@@ -569,6 +584,9 @@ class Tails:
         name = next((name for name, p in self._weights() if p is x), None)
         if name is not None:
             return "parameter", name
+        name = next((name for name, b in self._buffers() if b is x), None)
+        if name is not None:
+            return "buffer", name
         return None if x.requires_grad else ("input", "target")
 
 

@@ -61,7 +61,7 @@ class Program(BaseAdapter):
 
     def __init__(self, tracker: Tracked) -> None:
         super().__init__(tracker)
-        self.tails = Tails(self.weights, last=True)
+        self.tails = Tails(self.weights, _buffers, last=True)
         self._leaves: dict[int, weakref.ref[torch.Tensor]] = {}
         self._names: dict[int, str] = {}
 
@@ -376,6 +376,11 @@ class Watch:
 
     def _harm(self, name: str, summary: Summary) -> None:
         self._found.harm(f"{name} holds {_WORDS[summary.kind or 'nan']} as the program ends")
+
+
+def _buffers() -> Iterator[tuple[str, torch.Tensor]]:
+    for each in watching():
+        yield from each.models.buffers()
 
 
 def finite_norms(tensors: list[torch.Tensor]) -> bool:

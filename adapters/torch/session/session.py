@@ -147,8 +147,12 @@ class Session(BaseAdapter):
 
     def check_weights(self) -> None:
         """Look at every weight and buffer once."""
+        bad = self.weights.bad()
         try:
-            self.attached(self.weights.bad())
+            if any(item.buffer for item in bad):
+                named = dict(self.models.buffers())
+                self.replays.begin([named[item.name] for item in bad if item.buffer])
+            self.attached(bad)
         except AnomalyError as error:
             # The user's stack is what matters, not the way through the core.
             raise error.with_traceback(None) from None
