@@ -14,6 +14,7 @@ from jax import tree_util
 from jax.extend import core as jc
 
 from anynan._arrays.arguments import positional
+from anynan._base.context import but
 from anynan._reach import named
 from anynan._trace.op import Observed, Observer, Op, RerunError
 from anynan._trace.target import Target
@@ -303,11 +304,8 @@ class Run:
             body = inner[min(max(int(ins[0]), 0), len(inner) - 1)]
             return self.run(body.jaxpr, body.consts, ins[1:], body.path(path))
         loop = self._scan if kind == "scan" else self._while
-        outer = self.turn
-        try:
+        with but(self, turn=self.turn):
             return loop(eqn, inner[0], ins, path)
-        finally:
-            self.turn = outer
 
     def _scan(self, eqn: Any, body: Body, ins: list[Any], path: Path) -> list[Any]:
         last = body.fixed + body.carried

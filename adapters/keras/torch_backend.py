@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from anynan._arrays.containers import leaves
-from anynan._base.context import replay_context, replaying
+from anynan._base.context import but, replay_context, replaying
 from anynan._base.identity import ByIdentity
 from anynan._base.patches import owner_of, through
 from anynan._base.summary import Summary
@@ -115,11 +115,8 @@ class KerasUpdates(Updates):
         """End the step at the update, unless it is a batch."""
         if state.in_step:
             return
-        self.late.on = True
-        try:
+        with but(self.late, on=True):
             super().finish(state)
-        finally:
-            self.late.on = False
 
 
 class KerasSession(ModelSession):

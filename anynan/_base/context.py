@@ -39,8 +39,8 @@ def setting(variable: ContextVar[T], value: T) -> Iterator[None]:
 
 @contextmanager
 def but(obj: Any, **given: Any) -> Iterator[None]:
-    """Have attributes of an object be something else meanwhile."""
-    before = {name: getattr(obj, name) for name in given}
+    """Have attributes of an object be something else meanwhile; one that is not there is None."""
+    before = {name: getattr(obj, name, None) for name in given}
     try:
         for name, value in given.items():
             setattr(obj, name, value)

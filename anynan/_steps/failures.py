@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
+from anynan._base.context import but
 from anynan._diagnosis.causes import UNKNOWN, Situation, explain
 from anynan._diagnosis.investigation import operation
 from anynan._diagnosis.lineage import OpRecord, Replay, trace
@@ -217,11 +218,8 @@ class Failures:
             return
         reported = None if step is None else step.failed
         found: list[Event] = []
-        before, self._local.carried = getattr(self._local, "carried", None), found
-        try:
+        with but(self._local, carried=found):
             yield
-        finally:
-            self._local.carried = before
         action = self._subject.action
         if action == "off" or not (found or reported):
             return

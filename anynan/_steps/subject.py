@@ -2,11 +2,11 @@
 
 import threading
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
+from anynan._base.context import but
 from anynan._base.messages import left, slug_of
 from anynan._diagnosis.evidence import Evidence
 from anynan._steps.framework import Framework
@@ -110,16 +110,11 @@ class Subject:
     @property
     def soft(self) -> bool:
         """Tell whether nothing is raised in this thread now."""
-        return getattr(self._local, "soft", False)
+        return bool(getattr(self._local, "soft", False))
 
-    @contextmanager
-    def softly(self, *, on: bool = True) -> Iterator[None]:
+    def softly(self, *, on: bool = True) -> AbstractContextManager[None]:
         """Warn instead of raising inside, for steps that are read when nobody can catch."""
-        before, self._local.soft = self.soft, self.soft or on
-        try:
-            yield
-        finally:
-            self._local.soft = before
+        return but(self._local, soft=self.soft or on)
 
     @property
     def evidence(self) -> Evidence:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from anynan._base.context import but
 from anynan._base.interrupts import whole
 from anynan._diagnosis.lineage import Replay
 from anynan._readings.readings import Reading
@@ -86,13 +87,10 @@ class Operations:
         if self._compiled():
             return None
         if isinstance(value, torch.Tensor):
-            site, busy = reading.site, self.watcher.busy
-            self.watcher.busy = False
-            try:
+            site = reading.site
+            with but(self.watcher, busy=False):
                 label = site.parameter or site.tensor
                 self.watcher.check_sink(site.phase, site.layer, label, value)
-            finally:
-                self.watcher.busy = busy
         seen = self._seen()
         made = any(sink.phase == "loss" and sink.parents for sink in seen.sinks)
         if self._of_model and reading.phase == "loss" and not made:

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from anynan._base.context import replay_context
+from anynan._base.context import but, replay_context
 from anynan._base.identity import ByIdentity
 from anynan._base.sources import is_library, user_source
 from anynan._base.walks import walk
@@ -76,11 +76,8 @@ class TailWatcher(Watcher):
 
     def hand(self, x: torch.Tensor) -> None:
         """Take up what a model gave."""
-        self.busy = True
-        try:
+        with but(self, busy=True):
             bad = bool(self.before) and nonfinite(x)
-        finally:
-            self.busy = False
         for index in self.before if bad else ():
             self.recorder.mark(x, index, fresh=False)
 
