@@ -124,8 +124,9 @@ class Program(BaseAdapter):
             self._close(rows)
 
     def reading(self, x: torch.Tensor) -> Reading:
-        """Give what would be read of a loss."""
-        rows, name = self.tracker.judge.rows(), "loss" if x.numel() == 1 else "value"
+        """Give what would be read of a loss, or of a value: one without a graph trains nothing."""
+        rows = self.tracker.judge.rows()
+        name = "loss" if x.numel() == 1 and x.requires_grad else "value"
         site = site_of(self.tracker.judge.monitor, None, "loss", name, x)
         return Reading(rows.number, len(rows.lo), 0, site, *read_ends(x.detach()))
 
