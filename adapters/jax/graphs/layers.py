@@ -9,7 +9,7 @@ from anynan.events import Phase
 from anynan.jax.graphs.bodies import lanes
 from anynan.jax.graphs.graph import Graph, Node
 from anynan.jax.graphs.stacks import LAYER
-from anynan.jax.read.probes import CHECKED, LOSS, checkable
+from anynan.jax.read.probes import CHECKED, LOSS, checkable, single
 
 
 class Layers:
@@ -127,7 +127,7 @@ class Layers:
                 yield ProbePoint(loss, None, "loss", "loss")
                 loss = None
             elif differentiated and not (more or out is None or any(self.graph.readers(out))):
-                loss = out
+                loss = out if self._float(out) and single(self.graph.values[out].aval) else loss
             ended = any(lanes(eqn) for eqn in node.chain)  # such lanes may compute anything
             if node.name in ("argmax", "argmin") and not (node.backward or ended):
                 path, tensor = self.of(node), f"what {node.name} took"

@@ -174,29 +174,29 @@ class StepReader(BaseAdapter):
         if step.moved is not None and not (watch.restored and read[:, 0].any()):
             step.moved.write(rows)  # else the old state may have been given back
 
-    def _pass_placed(self, step: Step) -> None:
-        """Take for fine what is NaN as the code wrote it, and is handed on as it is."""
-        program, graph, watch = step.program, step.program.graph, step.watch
+    def _fates(self, step: Step, outs: list[Any]) -> dict[int, Fate]:
+        """Tell where NaN in results is from, and whether what was placed did harm."""
+        program, found = step.program, dict[int, Fate]()
         meant = self.may_be_meant if self._used < USES else is_placed
         given = tuple(is_nan(x) and meant(strong(x)) for x in step.arrays)
-        # In the place of a state that is bad the old one may have been put.
-        outs = [None if i in watch.restored else alive(x) for i, x in enumerate(step.outs)]
         runs = program.replays.setdefault("placed", {})
-        found: dict[int, Fate] = {}
+        known: Any = {"back": program.back, "literals": self.excuses, "given": given}
         with suppress(Exception):  # what cannot be run so is judged as it is
-            found = fates(
-                program.closed,
-                step.arrays,
-                outs,
-                runs,
-                back=program.back,
-                literals=self.excuses,
-                given=given,
-            )
+            found = fates(program.closed, step.arrays, outs, runs, **known)
+        if "made" in found.values():  # what was made of placed NaN beside it is no news
+            found = {i: "placed" if fate == "used" else fate for i, fate in found.items()}
         step.harmed = "used" in found.values()
         self._used += step.harmed
         for x in compress(step.arrays, given if found and not step.harmed else ()):
             place(strong(x))
+        return found
+
+    def _pass_placed(self, step: Step) -> None:
+        """Take for fine what is NaN as the code wrote it, and is handed on as it is."""
+        graph, watch = step.program.graph, step.watch
+        # In the place of a state that is bad the old one may have been put.
+        outs = [None if i in watch.restored else alive(x) for i, x in enumerate(step.outs)]
+        found = self._fates(step, outs)
         losses = {point.value for point in watch.points if point.phase == "loss"}
         new = {i for i, x in found.items() if x == "placed" and graph.results[i] not in losses}
         for i in new:
@@ -222,12 +222,15 @@ class StepReader(BaseAdapter):
 
     def _look_back(self, step: Step) -> None:
         """Find whether a reported step of another function made what this one was given."""
-        arrays = list(map(strong, step.arrays))
-        closed = [value.constant for value in step.program.graph.values if value.known]
-        pairs = list(zip(arrays, step.program.leaves, strict=True))
-        if not step.harmed:
-            arrays = [x for x in arrays if not is_placed(x)]
-            pairs = [(x, leaf) for x, leaf in pairs if not is_placed(x)]
+        program, arrays = step.program, list(map(strong, step.arrays))
+        closed = [value.constant for value in program.graph.values if value.known]
+        given = enumerate(zip(arrays, program.leaves, strict=True))
+        pairs = [
+            (x, leaf) for i, (x, leaf) in given
+            if (step.harmed or not is_placed(x))
+            and not (_is_bad(x) and not program.computes(i, nan=is_nan(x)))
+        ]  # fmt: skip
+        arrays = [x for x, _ in pairs]
         kept = [x for x, leaf in pairs if leaf.role != "input" and _is_bad(x)]
         if self.outside is not None:
             self.outside([*arrays, *closed], kept)
