@@ -372,6 +372,20 @@ def test_a_tensor_that_the_model_reaches_is_told_where_it_was_made(
     assert ("op divide" in said and kept in said) is bad
 
 
+def test_what_goes_through_a_sparse_product_is_followed(tmp_path: Path) -> None:
+    program = """
+    import torch
+    links = torch.eye(3).to_sparse()
+    class Graph(torch.nn.Linear):
+        def forward(self, x):
+            x = torch.spmm(links, torch.spmm(links, super().forward(x) / (x - x)))
+            return torch.exp(-x) * x
+    Graph(4, 4)(torch.randn(3, 4)).sum().backward()
+    """
+    said = run(tmp_path, program)[2]
+    assert "op divide" in said and "Cannot access storage" not in said
+
+
 def test_a_buffer_that_is_used_long_after_it_was_made_is_no_label(tmp_path: Path) -> None:
     program = """
     import torch

@@ -219,8 +219,9 @@ class StorageRecorder(BaseRecorder):
 
 
 def storage_of(x: torch.Tensor) -> int:
-    """Give the number of what holds a tensor's values."""
-    return storage_number(local(x))
+    """Give the number of what holds a tensor's values; a sparse one has no such thing."""
+    held = local(x)
+    return storage_number(held) if held.layout is torch.strided else -1
 
 
 def _note_blind(notes: list[str], what: str) -> None:
