@@ -172,6 +172,7 @@ def test_libraries_are_known_by_their_place(file: str) -> None:
         "<stdin>",
         "<string>",
         "<ipython-input-3-abc>",
+        "<dynamic-code>",
         "<doctest anynan[0]>",
     ],
 )

@@ -16,6 +16,8 @@ from anynan.events import Source
 
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _LIBRARY_PARTS = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+# Of code without a file, what is the user's: typed, or sent to another process by cloudpickle.
+_TYPED = ("<stdin", "<ipython", "<doctest", "<string", "<dynamic-code")
 _BEGAN = time.time()
 # Where libraries keep what runs an operation of a graph, which was written in another line.
 GRAPHS: set[str] = set()
@@ -35,7 +37,7 @@ def is_library(file: str) -> bool:
         return False
     if any(part in file for part in _LIBRARY_PARTS):
         return True
-    if file.startswith("<") and not file.startswith(("<stdin", "<ipython", "<doctest", "<string")):
+    if file.startswith("<") and not file.startswith(_TYPED):
         return True
     if _in_anynan(file):
         return True
