@@ -123,6 +123,7 @@ class Found:
         Returns:
             How far each tracker had come.
         """
+        self._lock = threading.RLock()  # another thread may have held it, which is not here
         with self._lock:
             self.notes, self.harms, self._unwatched, self._ended = [], [], [], []
             self.added, self.ended_by = 0, None

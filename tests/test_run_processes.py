@@ -93,7 +93,7 @@ def test_what_numpy_met_in_a_process_is_told_by_the_program(way: str, tmp_path: 
 
 
 TRAIN = """
-import subprocess, sys
+import os, subprocess, sys
 import torch
 from torch import multiprocessing
 
@@ -112,18 +112,22 @@ if __name__ == "__main__":
     elif how == "pool":
         with multiprocessing.get_context("fork").Pool(1) as pool:
             pool.map(train, [1])
-    elif how == "script":
-        subprocess.run([sys.executable, __file__, "alone"], check=True)
+    elif how in ("script", "kills"):
+        how = "alone" if how == "script" else "killed"
+        subprocess.run([sys.executable, __file__, how], check=True)
     elif how == "shell":
         subprocess.run(sys.executable + " " + __file__ + " alone", shell=True, check=True)
     else:
         train(1)
+        if how == "killed":
+            os._exit(0)
 """
 OP = "op      log                     p.py:11 in train"
 TOLD = {
     "spawn": "anynan: SpawnProcess-2: Linear: 1 bad in 3 steps",
     "pool": "anynan: ForkPoolWorker-1: 1 bad; its end was not seen",
     "script": "anynan: Linear: 1 bad in 3 steps",
+    "kills": "anynan: p.py: 1 bad; its end was not seen",
 }
 
 

@@ -79,7 +79,11 @@ def run(chosen: argparse.Namespace) -> int:
     ignore = tuple(chosen.ignore)
     asked = Asked(chosen.action, chosen.level, ignore, report, chosen.within)
     watch = Watch(asked)
-    processes = Processes(asked, watch, _own_name(chosen))
+    own = _own_name(chosen)
+    processes, told = Processes(asked, watch, own), None
+    if asked.within is not None:
+        told = Told(asked.within, os.path.basename(own))
+        watch.report_to(told)
     with watch.errors, processes:
         status, ended_by = program.run(begin)
     heard = processes.heard()
@@ -90,8 +94,8 @@ def run(chosen: argparse.Namespace) -> int:
     if ending.harmed or rank() == "0":  # of several ranks the first one says that all is well
         for line in lines:
             print(line, file=sys.stderr, flush=True)
-    if asked.within is not None and not watch.idle():
-        Told(asked.within).ended([], harmed=ending.harmed)
+    if told is not None and not watch.idle():
+        told.ended([], harmed=ending.harmed)
     fails = chosen.fail or asked.action == "raise"
     return BAD if ending.harmed and fails and not status else status
 

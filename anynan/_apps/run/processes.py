@@ -87,7 +87,7 @@ class Processes:
             if os.getpid() != self._process:
                 self._process = os.getpid()
                 self._watch.forked()
-            told = Told(str(self._asked.within))
+            told = Told(str(self._asked.within), process.name)
             self._watch.report_to(told)
             try:
                 with self._watch.errors:

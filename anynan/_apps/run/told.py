@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 from collections.abc import Sequence
-from multiprocessing.process import current_process
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,10 +22,11 @@ class Told:
 
     Args:
         folder: Where; each process has a file there from the first thing that is watched.
+        name: Of this process.
     """
 
-    def __init__(self, folder: str) -> None:
-        self._file = Path(folder) / f"{os.getpid()}.json"
+    def __init__(self, folder: str, name: str) -> None:
+        self._file, self._name = Path(folder) / f"{os.getpid()}.json", printed(name)
         self._bad: list[Event] = []
 
     def begun(self) -> None:
@@ -48,7 +48,7 @@ class Told:
             lines: What the program is to tell; none where this process told it.
             harmed: Whether something was bad.
         """
-        told = {"name": printed(current_process().name), "lines": lines, "harmed": harmed}
+        told = {"name": self._name, "lines": lines, "harmed": harmed}
         with contextlib.suppress(OSError):  # the program may be gone, and its folder with it
             self._file.write_text(json.dumps(told), "utf-8")
 
