@@ -338,7 +338,8 @@ def watch_everything(options: Options, found: Found) -> Callable[[], None]:
         while undo:
             undo.pop()()
         found.close()
-        _here.remove(found)
+        if found in _here:  # it is safe to call twice
+            _here.remove(found)
         program[0] = None
 
     return end

@@ -112,8 +112,9 @@ class Consequences:
         """Tell whether an event is about a weight or a buffer that an earlier step corrupted."""
         if event.phase == "input" and self._handed_back(step, event.spread.count):
             return True
-        if self.corrupting is None and event.phase in ("parameter", "optimizer"):
-            self.inherit(self._weights.bad())  # another's step may have written them
+        mine = self.corrupting is not None or not self._subject.found
+        if not mine and event.phase in ("parameter", "optimizer"):
+            self.inherit(self._weights.bad())  # a step that was found, too, may have written them
         first, earlier, name = self.corrupting, self.continued, event.parameter
         if first is not None and first is not step and event.phase in ("parameter", "optimizer"):
             same = not self._cleared or name == first.failed.parameter
