@@ -23,7 +23,7 @@ from anynan._steps.norm_guard import NormGuard
 from anynan._steps.notes import Notes
 from anynan._steps.opened import OpenSteps
 from anynan._steps.operations import Operations
-from anynan._steps.record import Record
+from anynan._steps.record import Record, numpy_met
 from anynan._steps.subject import Subject
 from anynan._steps.suspects import Suspects
 from anynan._steps.triage import Triage
@@ -102,8 +102,9 @@ class Judge:
         """
         if self._is_plain(step):
             self.monitor.history.append(step)
-            self.failures.went_well()
-            self._loss_scale.streak = 0
+            self.failures.streak = self._loss_scale.streak = 0
+            if numpy_met[0] is not None:
+                self.failures.went_well()
             return
         try:
             self.review(step)
@@ -134,21 +135,19 @@ class Judge:
             listener.step(step, self.notes.warnings, self.notes.remarks)
 
     def passed(self, sites: list[Site], squares: list[float]) -> bool:
-        """Take a step of which everything read was clean, at little cost.
+        """Take a clean step at little cost; False if it is to be judged as any other.
 
         Args:
             sites: What was read; a list that is the same object for the same slots.
             squares: The sum of squares of each.
-
-        Returns:
-            False if it is to be judged as any other.
         """
-        busy = self.record.listeners or self.escalator.left
-        if busy or self.consequences.corrupting is not None:
+        busy = self.record.listeners or self.escalator.left or self.consequences.corrupting
+        if busy or not self.steps.pass_over(sites, squares):
             return False
-        if passed := self.steps.pass_over(sites, squares):
+        self.failures.streak = 0
+        if numpy_met[0] is not None:
             self.failures.went_well()
-        return passed
+        return True
 
     def came_again(self, first: Step) -> None:
         """Count a step that was given what failed an earlier one; it is not looked into."""
