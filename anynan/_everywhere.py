@@ -18,6 +18,7 @@ from anynan._base.sources import user_source
 from anynan._diagnosis.rules.evidence import plural
 from anynan._runs.overview import CLEAN, READ, all_clear
 from anynan._runs.run import Run, of
+from anynan._steps import producers
 from anynan._steps.messages import LAYER_UNWATCHED, WEIGHTS_BAD_SINCE
 from anynan._steps.record import program
 from anynan._steps.tracked import Handle, Tracked, inside
@@ -132,8 +133,7 @@ class Found:
     def leave(self, before: dict[int, tuple[int, int]]) -> bool:
         """Let go of the trackers that have come no further, and tell whether any has."""
         with self._lock:
-            same = [x for x in self._trackers if before.get(id(x)) == _mark(x)]
-            self._trackers = [x for x in self._trackers if x not in same]
+            self._trackers = [x for x in self._trackers if before.get(id(x)) != _mark(x)]
         return bool(self._trackers or self._ended)
 
     def close(self) -> None:
@@ -319,6 +319,7 @@ def watch_everything(options: Options, found: Found) -> Callable[[], None]:
     """
     undo: list[Callable[[], None]] = []
     program[0] = Counter()
+    producers.began[:] = producers.upcoming
     _here.append(found)
     folder = os.path.dirname(os.path.abspath(__file__))
 

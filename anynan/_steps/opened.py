@@ -79,4 +79,4 @@ class OpenSteps:
 
     def since_the_start(self) -> None:
         """Count the program before it was watched as its own: it is watched from its first call."""
-        self._since = 0
+        self._since = producers.began[0]

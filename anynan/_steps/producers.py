@@ -49,8 +49,9 @@ class _Made:
 _made: deque[_Made] = deque(maxlen=MANY)
 
 
-# The number of what is remembered next, by which a step tells what came after it.
-upcoming = [0]
+# The number of what is remembered next, by which a step tells what came after it; what it was as
+# the program that is watched as a whole began.
+upcoming, began = [0], [0]
 
 
 def note(
