@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from anynan._base.identity import ByIdentity
 from anynan._base.imports import when_imported
 from anynan.errors import AnomalyError
 from anynan.torch.call.kinds import (
@@ -65,6 +66,8 @@ SMALL = 2**20
 HELD = 2**24
 # A tensor that is written in place is copied before, if it has a share of the bytes that are left.
 COPIED, SHARE = 2**23, 16
+# A larger one that lives long, as an average of weights, is copied before so many writes.
+LITTLE, WRITTEN = 2**12, 256
 # So many operations are noted between two backward passes.
 MOST = 2**13
 # Behind so many times, what NaN may stay in or end in is looked at ever more seldom.
@@ -142,6 +145,7 @@ class Notes(FunctionMode):
         self._compiled = 0
         self.writes = False
         self._picks: dict[Any, int] = {}
+        self._wrote: ByIdentity[torch.Tensor, int] = ByIdentity()
         # Gradients that the program asked for since the last pass or update.
         self._gradients: deque[Any] = deque(maxlen=LONG)
 
@@ -294,6 +298,10 @@ class Notes(FunctionMode):
         """Copy what is written to, if it is small."""
         if self._copied + SHARE * x.nbytes > COPIED:
             return None
+        if x.nbytes > LITTLE:
+            count = self._wrote[x] = self._wrote.get(x, 0) + 1
+            if count > WRITTEN:
+                return None
         self._copied += x.nbytes
         return x.detach().clone()
 
