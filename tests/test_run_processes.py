@@ -62,6 +62,12 @@ def test_what_is_no_program_of_the_users_is_left_as_it_is() -> None:
     assert program_in([PYTHON, "train.py"], cwd="package") == 1
 
 
+def ran(folder: Path, program: str, *words: str, options: tuple[str, ...] = ()) -> Any:
+    """Run a program under ``anynan run``."""
+    (folder / "p.py").write_text(program)
+    return python("-m", "anynan", "run", *options, "p.py", *words, cwd=folder)
+
+
 ARRAYS = """
 import multiprocessing, sys
 import numpy as np
@@ -84,8 +90,7 @@ if __name__ == "__main__":
 @pytest.mark.multiprocess
 @pytest.mark.parametrize("way", first(1, ["fork", "spawn", "forkserver"]))
 def test_what_numpy_met_in_a_process_is_told_by_the_program(way: str, tmp_path: Path) -> None:
-    (tmp_path / "p.py").write_text(ARRAYS)
-    done = python("-m", "anynan", "run", "p.py", way, cwd=tmp_path)
+    done = ran(tmp_path, ARRAYS, way)
     assert done.returncode == 0, done.stderr
     said = [line for line in done.stderr.splitlines() if line.startswith("anynan: ")]
     assert len(said) == 1
@@ -135,8 +140,7 @@ TOLD = {
 @pytest.mark.parametrize("how", first(1, TOLD))
 def test_a_training_in_a_process_is_watched_and_counts(how: str, tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    (tmp_path / "p.py").write_text(TRAIN)
-    done = python("-m", "anynan", "run", "--fail", "--report", "r.md", "p.py", how, cwd=tmp_path)
+    done = ran(tmp_path, TRAIN, how, options=("--fail", "--report", "r.md"))
     assert done.returncode == 1, done.stderr
     assert done.stderr.count(OP) == 1
     assert [line for line in done.stderr.splitlines() if line.startswith(TOLD[how])]
@@ -151,8 +155,7 @@ def test_a_training_in_a_process_is_watched_and_counts(how: str, tmp_path: Path)
 @pytest.mark.tier(2)
 def test_what_a_shell_starts_is_no_all_clear(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    (tmp_path / "p.py").write_text(TRAIN)
-    done = python("-m", "anynan", "run", "p.py", "shell", cwd=tmp_path)
+    done = ran(tmp_path, TRAIN, "shell")
     assert done.returncode == 0
     assert NOTHING_WATCHED() in done.stderr
     assert "  unwatched what python" in done.stderr
@@ -181,8 +184,7 @@ if __name__ == "__main__":
 @pytest.mark.tier(2)
 def test_what_a_program_compiles_as_a_process_imports_it_is_watched(tmp_path: Path) -> None:
     pytest.importorskip("jax")
-    (tmp_path / "p.py").write_text(JITTED)
-    done = python("-m", "anynan", "run", "p.py", cwd=tmp_path)
+    done = ran(tmp_path, JITTED)
     assert "op      log                     p.py:7 in step" in done.stderr
     assert "anynan: SpawnProcess-1: step: 1 bad in 1 step" in done.stderr
 
@@ -212,7 +214,6 @@ if __name__ == "__main__":
 @pytest.mark.tier(2)
 def test_workers_of_a_loader_say_nothing_while_all_is_well(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    (tmp_path / "p.py").write_text(LOADERS)
-    done = python("-m", "anynan", "run", "p.py", cwd=tmp_path)
+    done = ran(tmp_path, LOADERS)
     assert done.stderr.startswith("anynan: Linear: nothing went bad in 2 steps")
     assert done.stderr.count("\n") == 1

@@ -20,7 +20,7 @@ def explain(error: BaseException) -> None:
     if not (named or refused):
         return
     line = user_source(frames[-1]) if frames else None
-    where = "" if line is None else f" at {line.file.rpartition('/')[2]}:{line.line}"
+    where = "" if line is None else f" at {line.place}"
     note = STAND_IN_REFUSED(where=where)
     if note not in getattr(error, "__notes__", ()):
         error.add_note(note)

@@ -122,8 +122,8 @@ class Watch:
         self.points = [point for point in self.points if point.value not in hidden]
         self.values = list(dict.fromkeys(point.value for point in self.points))
         self.plan = Plan(extra=settings.extra)
-        phases = {point.value: point for point in self.points}
-        choices = {x.value for x in program.choices() if phases[x.value] == x}
+        chosen = program.choices()
+        choices = {point.value for point in self.points if point in chosen}
         for number, index in enumerate(self.values):
             if index in self.groups:
                 continue

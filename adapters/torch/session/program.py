@@ -327,7 +327,7 @@ class Watch:
                 if _made(found[2]):
                     self.program().settle(*found)
                 elif over and at is not None:
-                    self._harm(f"a weight that {basename(at.file)}:{at.line} writes", measure(x))
+                    self._harm(f"a weight that {at.place} writes", measure(x))
                 return
 
     def _read(self) -> None:

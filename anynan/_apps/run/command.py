@@ -8,12 +8,11 @@ from typing import Any
 from anynan._apps.run import program
 from anynan._apps.run.processes import Processes
 from anynan._apps.run.telling import rank, tell
-from anynan._apps.run.told import Told
 from anynan._apps.run.watching import Asked, Watch
 from anynan._cli.statuses import BAD, refuse, takes_ignore
 from anynan.options import ACTIONS, LEVELS, environment
 
-GIVE, ITS_OWN = "a script, or -m and a module", "its arguments"
+GIVE, ITS_OWN = "a script, or -m and a module", "its arguments"  # what a message calls them
 FORMS = ("", ".txt", ".log", ".md", ".jsonl", ".html")
 
 
@@ -80,10 +79,8 @@ def run(chosen: argparse.Namespace) -> int:
     asked = Asked(chosen.action, chosen.level, ignore, report, chosen.within)
     watch = Watch(asked)
     own = _own_name(chosen)
-    processes, told = Processes(asked, watch, own), None
-    if asked.within is not None:
-        told = Told(asked.within, os.path.basename(own))
-        watch.report_to(told)
+    processes = Processes(asked, watch, own)
+    told = watch.telling(asked.within, os.path.basename(own)) if asked.within else None
     with watch.errors, processes:
         status, ended_by = program.run(begin)
     heard = processes.heard()

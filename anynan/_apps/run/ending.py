@@ -1,6 +1,5 @@
 """How a program ended that ``anynan run`` ran: what was read and what was not, what was bad."""
 
-import os
 import re
 from collections import deque
 from collections.abc import Callable
@@ -163,8 +162,7 @@ def _death(error: BaseException | None, source: Source | None) -> str:
         return ""
     text = f"the program died of NaN or Inf: {type(error).__name__}"
     if source is not None:
-        file, function = os.path.basename(source.file), source.function
-        text += f" at {printed(file)}:{source.line} in {printed(function)}"
+        text += f" at {printed(source.place)} in {printed(source.function)}"
         text += f": {printed(source.text)}" if source.text else ""
     return text
 

@@ -87,8 +87,7 @@ class Processes:
             if os.getpid() != self._process:
                 self._process = os.getpid()
                 self._watch.forked()
-            told = Told(str(self._asked.within), process.name)
-            self._watch.report_to(told)
+            told = self._watch.telling(str(self._asked.within), process.name)
             try:
                 with self._watch.errors:
                     return bootstrap(process, *rest, **given)
@@ -121,9 +120,8 @@ class Processes:
         if at:
             self._have_folder()
             return [*args[:at], "-m", "anynan", "run", *self._asked.words(), *args[at:]]
-        other = _PYTHON.search(
-            " ".join(map(str, args if isinstance(args, list | tuple) else [args]))
-        )
+        words = args if isinstance(args, list | tuple) else [args]
+        other = _PYTHON.search(" ".join(map(str, words)))
         if other is not None:
             self._others[printed(other[0])] = None
         return args
@@ -133,7 +131,7 @@ class Processes:
             self._asked = self._asked._replace(within=tempfile.mkdtemp(prefix="anynan-"))
 
     def heard(self) -> Heard:
-        """Give what came of them; the first process is asked, once."""
+        """Give what came of them, and note what ran unwatched; the first process is asked, once."""
         if self._asked.within is None or not self._first or os.getpid() != self._process:
             told = NOBODY
         else:

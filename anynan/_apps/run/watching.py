@@ -2,7 +2,7 @@
 
 import importlib
 import sys
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from anynan._apps.run.ending import Ending, Own
 from anynan._apps.run.told import Heard, Told
@@ -57,18 +57,23 @@ class Watch:
         listeners.append(self.own.hear)
         numpy_met[0] = self.errors
 
-    def forked(self) -> Self:
+    def forked(self) -> None:
         """Begin anew in a fork of the process: what the parent saw, the parent tells."""
         listeners.remove(self.own.hear)
         self.errors = self._arrays.listen()
         self._hear()
         self._before = self.found.renew()
-        return self
 
-    def report_to(self, told: Told) -> None:
-        """Have it told at once what is bad, as this process may be ended by others."""
-        self.found.first = told.begun
-        self.own.then = told.hear
+    def telling(self, folder: str, name: str) -> Told:
+        """Have what is bad written down at once for the program that started this process.
+
+        Args:
+            folder: Where.
+            name: Of this process.
+        """
+        told = Told(folder, name)
+        self.found.first, self.own.then = told.begun, told.hear
+        return told
 
     def idle(self) -> bool:
         """Tell whether nothing ran here: then nothing is left to read."""
