@@ -155,7 +155,7 @@ class Failures:
             found = self._subject.adapter.made_before(replace(event, kind=kind), taken)
             made = found and trace(found.records, found.sinks, neginf=True).origin
             if made and made.output:
-                return made, made.output.kind or kind, "this alone made NaN or Inf before the step"
+                return made, made.output.kind or kind, "nothing else had made NaN or Inf by then"
         met = None if tag in PROBABLE else numpy_met[0]
         what = "NumPy met this alone since the last update that went well"
         return met.told(0, kind, self._met) if met else None, kind, what
