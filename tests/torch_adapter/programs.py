@@ -1,15 +1,10 @@
 """The ways people train, each with a fault somewhere."""
 
-import copy
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import (
-    checkpoint,
-    checkpoint_sequential,
-    create_selective_checkpoint_contexts,
-)
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from tests.torch_adapter.training import Fault
 
@@ -145,32 +140,6 @@ class TwoLosses(Program):
 
 
 @program
-class Retained(Program):
-    def step(self) -> Tensor:
-        self.optimizer.zero_grad()
-        loss = self.loss()
-        loss.backward(retain_graph=True)
-        loss.backward()
-        self.optimizer.step()
-        return loss
-
-
-@program
-class Penalty(Program):
-    """The gradient of a gradient."""
-
-    def step(self) -> Tensor:
-        x = self.batch().requires_grad_()
-        out = self.model(x)
-        (grad,) = torch.autograd.grad(out.sum(), x, create_graph=True)
-        loss = out.mean() + (grad.norm(dim=1) - 1).square().mean()
-        self.optimizer.zero_grad()
-        loss.backward()
-        self.optimizer.step()
-        return loss
-
-
-@program
 class Gan(Program):
     """A critic and a generator, each with an optimizer; the fault is in the critic."""
 
@@ -201,6 +170,21 @@ class Gan(Program):
 
 
 @program
+class Penalty(Program):
+    """The gradient of a gradient."""
+
+    def step(self) -> Tensor:
+        x = self.batch().requires_grad_()
+        out = self.model(x)
+        (grad,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+        loss = out.mean() + (grad.norm(dim=1) - 1).square().mean()
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        return loss
+
+
+@program
 class Lbfgs(Program):
     """A closure that the optimizer calls several times."""
 
@@ -219,30 +203,6 @@ class Lbfgs(Program):
         return self.optimizer.step(closure)  # type: ignore[arg-type,return-value]
 
 
-@program
-class Sharpness(Program):
-    """Two passes a step: at the weights, and a small way uphill (SAM)."""
-
-    turn = call = 1
-
-    def step(self) -> Tensor:
-        x = self.batch()
-        self.optimizer.zero_grad()
-        self.model(x, 0).square().mean().backward()
-        with torch.no_grad():
-            away = [0.05 * p.grad for p in self.model.parameters()]
-            for p, e in zip(self.model.parameters(), away, strict=True):
-                p.add_(e)
-        self.optimizer.zero_grad()
-        loss: Tensor = self.model(x, 1).square().mean()
-        loss.backward()
-        with torch.no_grad():
-            for p, e in zip(self.model.parameters(), away, strict=True):
-                p.sub_(e)
-        self.optimizer.step()
-        return loss
-
-
 # Between backward and update.
 
 
@@ -253,74 +213,27 @@ class ClipNorm(Program):
 
 
 @program
-class ClipForeach(Program):
-    def clip(self) -> None:
-        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0, foreach=True)
-
-
-@program
 class ClipStrict(Program):
     def clip(self) -> None:
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0, error_if_nonfinite=True)
 
 
-# Copies, frozen and shared weights.
-
-
-@program
-class Average(Program):
-    """An averaged copy, and a deep copy that teaches."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.average = torch.optim.swa_utils.AveragedModel(
-            self.model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
-        )
-        self.teacher = copy.deepcopy(self.model).requires_grad_(False)
-
-    def step(self) -> Tensor:
-        x = self.batch()
-        with torch.no_grad():
-            goal = self.teacher(x) + self.average(x)
-        self.optimizer.zero_grad()
-        loss: Tensor = (self.model(x) - goal).square().mean()
-        loss.backward()
-        self.optimizer.step()
-        self.average.update_parameters(self.model)
-        return loss
-
-    def models(self) -> list[nn.Module]:
-        return [self.model, self.average, self.teacher]
+# Frozen and shared weights.
 
 
 class Adapted(nn.Module):
     """A frozen layer and a low-rank change of it, as peft puts in a layer's place."""
 
-    def __init__(self, base: nn.Linear, fault: Fault | None = None) -> None:
+    def __init__(self, base: nn.Linear, fault: Fault) -> None:
         super().__init__()
         self.base = base.requires_grad_(False)
         self.down = nn.Linear(base.in_features, 2, bias=False)
         self.up = nn.Linear(2, base.out_features, bias=False)
-        self.fault = fault if fault is not None else nn.Identity()
+        self.fault = fault
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.base(x) + self.up(self.fault(self.down(x)))
         return out
-
-
-@program
-class LowRank(Program):
-    layer = "first.fault"
-
-    def build(self) -> nn.Module:
-        model = Body(Fault())
-        model.first = Adapted(model.first, self.fault)  # type: ignore[assignment]
-        model.last.requires_grad_(False)
-        return model
-
-    def update(self) -> torch.optim.Optimizer:
-        trained = [p for p in self.model.parameters() if p.requires_grad]
-        return torch.optim.AdamW(trained, lr=0.01)
 
 
 class Tied(nn.Module):
@@ -390,28 +303,6 @@ class Recurrent(Program):
         return torch.randn(3, 5, 4)
 
 
-class Memory(nn.Module):
-    def __init__(self, fault: Fault) -> None:
-        super().__init__()
-        self.lstm = nn.LSTM(4, 4, num_layers=2, dropout=0.2, batch_first=True)
-        self.fault = fault
-        self.head = nn.Linear(4, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out, _ = self.lstm(x)
-        last: Tensor = self.head(self.fault(out))
-        return last
-
-
-@program
-class Lstm(Recurrent):
-    layer = "fault"
-    turn, call = None, 0
-
-    def build(self) -> nn.Module:
-        return Memory(self.fault)
-
-
 # Activation checkpointing.
 
 
@@ -463,20 +354,6 @@ class CellsInRegion(Recurrent):
         return LoopKept(self.fault, **self.how)
 
 
-class CheckpointedAccumulation(CellsInRegion):
-    """Several calls of the model, each with cells in a region."""
-
-    turn = call = 7
-
-    def step(self) -> Tensor:
-        self.optimizer.zero_grad()
-        for i in range(2):
-            loss: Tensor = self.model(self.batch(), 5 * i).square().mean()
-            loss.backward()
-        self.optimizer.step()
-        return loss
-
-
 class WholeModel(Program):
     """The tracked model's own call is the region."""
 
@@ -500,53 +377,7 @@ _HOW: dict[str, dict[str, Any]] = {
         "context_fn": lambda: create_selective_checkpoint_contexts(_CHOSEN),
     },
 }
-for _base in (Checkpointed, Nested, CellsInRegion, WholeModel, CheckpointedAccumulation):
+for _base in (Checkpointed, Nested, CellsInRegion, WholeModel):
     for _name, _how in _HOW.items():
         if _name != "Selective" or _base is Checkpointed:
             program(type(f"{_base.__name__}{_name}", (_base,), {"how": _how}))
-
-
-class NestedLoop(nn.Module):
-    """Regions inside a region, around one cell."""
-
-    def __init__(self, fault: Fault) -> None:
-        super().__init__()
-        self.stem = nn.Linear(4, 4)
-        self.cell = Cell(fault)
-
-    def half(self, x: Tensor, h: Tensor, start: int) -> Tensor:
-        for turn in (start, start + 1):
-            h = checkpoint(self.cell, x[:, turn], h, turn, use_reentrant=True)
-        return h
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(x)
-        h = x[:, 0]
-        for start in (0, 2):
-            h = checkpoint(self.half, x, h, start, use_reentrant=True)
-        return h
-
-
-@program
-class NestedCells(Recurrent):
-    def build(self) -> nn.Module:
-        return NestedLoop(self.fault)
-
-
-class Chain(nn.Module):
-    def __init__(self, fault: Fault) -> None:
-        super().__init__()
-        self.stem = nn.Linear(4, 4)
-        self.layers = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), fault, nn.Linear(4, 4), nn.Tanh())
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = checkpoint_sequential(self.layers, 2, self.stem(x), use_reentrant=True)
-        return out
-
-
-@program
-class Segments(Program):
-    layer = "layers.2"
-
-    def build(self) -> nn.Module:
-        return Chain(self.fault)

@@ -19,8 +19,7 @@ from tests.flat import split
 from tests.torch_adapter.cause_parts import circumstance
 
 WIDTH, HEADS, LETTERS, LENGTH = 16, 2, 12, 8
-MODES = [("model", "immediate"), ("model", "end"), ("step", "immediate"), ("step", "end")]
-EVERY_MODE: list[tuple[str, Any]] = [*MODES, ("model", 3), ("step", 3)]
+MODES = [(what, read) for what in ("model", "step") for read in ("immediate", "end")]
 
 
 @pytest.fixture(autouse=True)
@@ -46,21 +45,6 @@ class Attention(nn.Module):
         return y
 
 
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm1, self.attention = nn.LayerNorm(WIDTH), Attention()
-        self.norm2 = nn.LayerNorm(WIDTH)
-        self.mlp = nn.Sequential(
-            nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH)
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attention(self.norm1(x))
-        y: Tensor = x + self.mlp(self.norm2(x))
-        return y
-
-
 class Divide(nn.Module):
     by = 1.0
 
@@ -69,7 +53,7 @@ class Divide(nn.Module):
 
 
 class Run:
-    """Train a small transformer under autocast, with a loss scaler."""
+    """Train a small model with attention under autocast, with a loss scaler."""
 
     def __init__(
         self, scale: float = 2.0**16, dtype: torch.dtype = torch.float16, **kw: Any
@@ -78,7 +62,7 @@ class Run:
         self.dtype = dtype
         self.clip = kw.pop("clip", False)
         self.model = nn.Sequential(
-            nn.Embedding(LETTERS, WIDTH), Block(), Block(), nn.Linear(WIDTH, LETTERS), Divide()
+            nn.Embedding(LETTERS, WIDTH), Attention(), nn.Linear(WIDTH, LETTERS), Divide()
         )
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), 3e-3, fused=kw.pop("fused", False)
@@ -146,7 +130,7 @@ def test_a_transformer_trains_on_without_an_alarm(what: str, read: Any, dtype: t
 
 def test_an_attention_that_overflows_is_named_with_its_float32_value() -> None:
     run = Run()
-    attention = run.model[2].attention
+    attention = run.model[1]
     with run.track("step") as tracker:
         run.train(3)
         with torch.no_grad():
@@ -155,7 +139,7 @@ def test_an_attention_that_overflows_is_named_with_its_float32_value() -> None:
         with pytest.raises(NonFiniteError) as caught:
             run.train(1)
     event = caught.value.event
-    assert (event.layer, event.phase, event.step) == ("2.attention", "forward", 3)
+    assert (event.layer, event.phase, event.step) == ("1", "forward", 3)
     operation = event.operation
     assert operation.name == "matmul"
     assert operation.output.dtype == "float16"
@@ -169,9 +153,36 @@ def test_an_attention_that_overflows_is_named_with_its_float32_value() -> None:
 # What the scaler skips.
 
 
+class Steep(nn.Module):
+    """Pass values on; multiply their gradient by a constant."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((2, 2), factor))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight)
+
+
+def scaled(net: nn.Module, scale: float, x: Tensor) -> Any:
+    """Give a scaler, and a step under float16 with it."""
+    optimizer = torch.optim.SGD(net.parameters(), 1e-9)
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.float16):
+            loss = net(x).float().sum()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    return scaler, step
+
+
 @pytest.mark.parametrize(
     ("what", "read", "how"),
-    [(*mode, ("plain", "clip", "fused")[nth % 3]) for nth, mode in enumerate(EVERY_MODE)],
+    [("model", "immediate", "plain"), ("model", 3, "clip"), ("step", "end", "fused")],
 )
 def test_every_skipped_update_is_logged_as_expected(what: str, read: Any, how: str) -> None:
     run = Run(2.0**24, growth_interval=5, **({} if how == "plain" else {how: True}))
@@ -182,33 +193,16 @@ def test_every_skipped_update_is_logged_as_expected(what: str, read: Any, how: s
     assert expected(tracker) == run.skipped
     assert tracker.count("expected") == len(run.skipped)
     assert tracker.count("bad") == tracker.count("suspect") == 0
-    # Before the scale is found, activations overflow; later only the sum over the batch does.
-    found = [event for event in tracker.events if event.expected]
-    assert any(event.parameter is None for event in found)
-    assert any(event.parameter is not None for event in found)
-
-
-def test_the_expected_event_gives_the_scale_of_its_step_and_the_new_one() -> None:
-    run = Run(2.0**24)
-    with run.track("model") as tracker:
-        run.train(1)
-    (event,) = tracker.events
-    assert event.expected is not None
-    assert "(scale 16777216, now 8388608)" in event.expected
+    assert "(scale 16777216, now " in str(tracker.events[0].expected)
 
 
 @pytest.mark.parametrize("read", ["immediate", "end"])
 def test_an_overflow_that_reaches_no_weight_is_not_called_a_skipped_update(read: Any) -> None:
     net = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), Steep(6e4))
     nn.init.constant_(net[0].bias, -100.0)  # no slope: what overflows after it stops there
-    optimizer = torch.optim.SGD(net.parameters(), 1e-9)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    scaler, step = scaled(net, 2.0**10, torch.ones(1, 2))
     with anynan.torch.track(net, advanced=anynan.Advanced(read=read)) as tracker:
-        with torch.autocast("cpu", torch.float16):
-            loss = net(torch.ones(1, 2)).float().sum()
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
+        step()
     assert scaler.get_scale() == 2.0**10, "nothing was skipped"
     (event,) = tracker.events
     assert (event.layer, event.kind) == ("1", "posinf")
@@ -250,53 +244,24 @@ def test_somebody_elses_wrapper_of_the_scaler_stays() -> None:
 
     torch.amp.GradScaler.step = theirs  # type: ignore[method-assign]
     try:
-        run.train(1)
         tracker.remove()
         assert torch.amp.GradScaler.step is theirs
         run.train(1)
     finally:
         torch.amp.GradScaler.step = real  # type: ignore[method-assign]
-    tracker = run.track("model")
-    tracker.remove()
+    run.track("model").remove()
     assert torch.amp.GradScaler.step is real
 
 
 # A streak, or the floor.
 
 
-class Steep(nn.Module):
-    """Pass values on; multiply their gradient by a constant."""
-
-    def __init__(self, factor: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.full((2, 2), factor))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight)
-
-
-def steep(factor: float, scale: float, **options: Any) -> Any:
-    """Train two layers whose scaled gradient overflows float16 in the second one."""
-    net = nn.Sequential(nn.Linear(2, 2), Steep(factor))
-    optimizer = torch.optim.SGD(net.parameters(), 1e-9)
-    scaler = torch.amp.GradScaler("cpu", init_scale=scale)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        with torch.autocast("cpu", torch.float16):
-            loss = net(torch.full((1, 2), 1e-4)).float().sum()
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-
-    return net, scaler, step
-
-
 @circumstance("loss_scale_too_high")
 @pytest.mark.parametrize(("what", "read"), MODES)
 def test_a_streak_is_replayed_under_the_scale_of_its_step(what: str, read: Any) -> None:
     # 2**15 * 6 and 2**14 * 6 overflow. Under the scale after that, 2**13, nothing does.
-    net, scaler, step = steep(3.0, 2.0**15)
+    net = nn.Sequential(nn.Linear(2, 2), Steep(3.0))
+    scaler, step = scaled(net, 2.0**15, torch.full((1, 2), 1e-4))
     target = net if what == "model" else step
     with anynan.torch.track(
         target, advanced=anynan.Advanced(read=read), policy=Policy(scale_streak=2)
@@ -323,17 +288,7 @@ def test_a_streak_of_which_only_a_weight_knows_is_named() -> None:
     """The sum over the batch overflows in the weight's gradient; no activation's does."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    optimizer = torch.optim.SGD(net.parameters(), 1e-9)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**15)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        with torch.autocast("cpu", torch.float16):
-            loss = net(torch.full((64, 2), 100.0)).float().sum()
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-
+    _, step = scaled(net, 2.0**15, torch.full((64, 2), 100.0))
     tracker = anynan.torch.track(step, policy=Policy(scale_streak=2))
     with tracker, pytest.raises(NonFiniteError) as caught:
         for _ in range(4):
@@ -347,7 +302,8 @@ def test_a_streak_of_which_only_a_weight_knows_is_named() -> None:
 
 @circumstance("loss_scale_floor")
 def test_an_overflow_at_a_scale_of_one_is_bad_at_once() -> None:
-    _, scaler, step = steep(6e4, 1.0)
+    net = nn.Sequential(nn.Linear(2, 2), Steep(6e4))
+    scaler, step = scaled(net, 1.0, torch.full((1, 2), 1e-4))
     with anynan.torch.track(step) as tracker, pytest.raises(NonFiniteError) as caught:
         tracker()
     event = caught.value.event
@@ -376,19 +332,16 @@ def test_a_weight_that_does_not_fit_is_named_at_its_cast() -> None:
     assert "100,000" in event.cause.evidence
 
 
-# Headroom.
-
-
-@pytest.mark.parametrize(("what", "read"), [("model", "end"), ("step", "end")])
-def test_nothing_is_raised_between_the_scalers_step_and_its_update(what: str, read: Any) -> None:
+@pytest.mark.parametrize("what", ["model", "step"])
+def test_nothing_is_raised_between_the_scalers_step_and_its_update(what: str) -> None:
     run = Run(2.0**10)
-    with run.track(what, read):
+    with run.track(what, "end"):
         run.train(1)
-        run.model[4].by = 0.0
+        run.model[3].by = 0.0
         event = failure(run.train, 2)
         assert event.step == 1
-        assert event.layer == "4"
+        assert event.layer == "3"
     assert run.scaler.get_scale() == 2.0**9, "the skipped step was finished first"
-    run.model[4].by = 1.0
+    run.model[3].by = 1.0
     run.tracked = run.step
     run.train(2)

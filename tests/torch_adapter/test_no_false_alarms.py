@@ -94,14 +94,12 @@ def written(scores: Tensor) -> Tensor:
 
 MASKS: dict[str, Callable[[Tensor, nn.Module, Tensor], Tensor]] = {
     "buffer": lambda scores, layer, _: scores + layer.mask,
-    "bias": lambda scores, layer, _: scores + layer.bias,
     "closure": lambda scores, layer, _: scores + MASK,
     "input": lambda scores, layer, mask: scores + mask,
     "log": lambda scores, layer, _: scores + (~HIDDEN).float().log(),
     "full": lambda scores, layer, _: scores + torch.full((5, 5), -INF).triu(1),
     "written": lambda scores, layer, _: written(scores),
     "padded": lambda scores, layer, _: F.pad(scores, (0, 2), value=-INF)[..., :6],
-    "lowest": lambda scores, layer, _: scores.masked_fill(HIDDEN, torch.finfo(scores.dtype).min),
 }
 
 
@@ -113,8 +111,6 @@ class Attention(nn.Module):
         self.query, self.key, self.last = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 1)
         self.kind = kind
         self.register_buffer("mask", MASK.clone())
-        # A bias and a mask in one, as ALiBi has it.
-        self.register_buffer("bias", MASK - torch.arange(5.0) / 2)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         scores = MASKS[self.kind](self.query(x) @ self.key(x).mT, self, mask)
@@ -152,16 +148,8 @@ def nansum(x: Tensor) -> Tensor:
     return x - known.nansum() / known.isfinite().sum()
 
 
-def smallest(x: Tensor) -> Tensor:
-    distances = torch.full((4,), INF)
-    for row in x:
-        distances = torch.minimum(distances, row.sum())
-    return x + distances.mean()
-
-
 GUARDS: dict[str, Callable[[Tensor], Tensor]] = {
     "where": lambda x: torch.where(x == 0, 0, x.log()),
-    "division": lambda x: torch.where(x == 0, 0, x.square() / x),
     "double where": lambda x: torch.where(x == 0, 0, torch.where(x == 0, 1, x).sqrt()),
     "nan_to_num": lambda x: torch.nan_to_num(x / x),
     "masked_fill": lambda x: (1 / x).masked_fill_(x == 0, 0),
@@ -170,10 +158,7 @@ GUARDS: dict[str, Callable[[Tensor], Tensor]] = {
     "nanquantile": lambda x: x - torch.nanquantile(torch.where(x == 0, NAN, x), 0.5, dim=0),
     "nansum": nansum,
     "clamped": lambda x: (1 / x).clamp(max=10),
-    "smallest": smallest,
-    "compared": lambda x: x + (x.log() > -1),
     "exponential": lambda x: x + torch.exp(-x.reciprocal()),
-    "tangent": lambda x: x + torch.atan(1 / x),
 }
 
 
@@ -206,19 +191,6 @@ def multihead_attention() -> Any:
     return net, lambda: sum(
         net(x, x, x, need_weights=weights, **masks)[0].square().sum() for weights in (True, False)
     )
-
-
-def transformer_encoder() -> Any:
-    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
-    net, x = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), torch.randn(2, 5, 8)
-    causal = nn.Transformer.generate_square_subsequent_mask(5)
-    padding = torch.zeros(2, 5).masked_fill(PADDED, -INF)
-    return net, lambda: net(x, causal, padding).square().sum()
-
-
-def transformer_encoder_without_gradients() -> Any:
-    net, loss_of = transformer_encoder()
-    return net.eval(), torch.no_grad()(loss_of)
 
 
 def max_pooling_over_inf_padding() -> Any:
@@ -254,38 +226,6 @@ def policy_with_forbidden_actions() -> Any:
     return net, loss
 
 
-def forward_algorithm_of_a_chain() -> Any:
-    net, x, moves = nn.Linear(3, 3), torch.randn(4, 3), torch.zeros(3, 3, requires_grad=True)
-
-    def loss() -> Tensor:
-        total = torch.full((3,), -INF)
-        total[0] = 0
-        for scores in net(x):
-            total = (total[:, None] + moves).logsumexp(0) + scores
-        return total.logsumexp(0)
-
-    return net, loss
-
-
-def beam_search() -> Any:
-    net = nn.Sequential(nn.Linear(4, 6), nn.LogSoftmax(-1))
-
-    @torch.no_grad()
-    def search() -> Tensor:
-        beams, totals = torch.randn(3, 4), torch.tensor([0.0, -INF, -INF])
-        for _ in range(3):
-            logs = net(beams).clone()
-            logs[:, 0] = -INF  # a word that may not come
-            best = logs.topk(2, -1).values[:, -1:]
-            logs = logs.masked_fill(logs < best, -INF)
-            totals, chosen = (totals[:, None] + logs).flatten().topk(3)
-            beams = beams[chosen // 6] + 0.1
-        torch.multinomial(logs.softmax(-1), 1)
-        return totals
-
-    return net, search
-
-
 def empty_memory_that_is_filled_before_it_is_read() -> Any:
     def fill(x: Tensor) -> Tensor:
         rows = torch.empty(4, 3)
@@ -302,10 +242,9 @@ def empty_memory_that_is_filled_before_it_is_read() -> Any:
 
 
 WHOLE: list[Program] = [
-    multihead_attention, transformer_encoder, transformer_encoder_without_gradients,
-    max_pooling_over_inf_padding, ctc_loss_of_impossible_targets,
+    multihead_attention, max_pooling_over_inf_padding, ctc_loss_of_impossible_targets,
     attention_function_with_every_key_masked, policy_with_forbidden_actions,
-    forward_algorithm_of_a_chain, beam_search, empty_memory_that_is_filled_before_it_is_read,
+    empty_memory_that_is_filled_before_it_is_read,
 ]  # fmt: skip
 
 

@@ -14,12 +14,11 @@ from torch import nn
 from torch.nn import functional as F
 
 import anynan
-from anynan._apps.precision import ranges
 from anynan._apps.precision.messages import NOT_CAST
 from anynan._cli.commands import main
 from anynan.torch.observe import Sight
 from anynan.torch.precision import _Storing
-from anynan.torch.replay.operands import Operation, rerun
+from anynan.torch.replay.operands import Operation
 
 
 class Gated(nn.Module):
@@ -67,20 +66,17 @@ def test_a_product_between_two_modules_is_found_by_operation_layer_and_line() ->
     assert found.source.text == "return self.down(F.silu(self.gate(x)) * self.up(x))"
     assert not report.fits
     assert "in the forward pass it overflows first at multiply in mlp" in report.sentence()
-
-
-@pytest.mark.parametrize("how", ["cast", "autocast"])
-def test_the_gated_mlp_breaks_however_it_is_run(how: str) -> None:
-    model = Gated()
-    report = anynan.precision(model, X, how=how, plan=False)  # type: ignore[arg-type]
-    assert not torch.isfinite(copy.deepcopy(model).half()(X.half())).any()
-    assert [x.name for x in report.breaks][:1] == ["multiply"]
+    worst = anynan.reports.headroom(report, "float16")[0]
+    assert (worst.layer, worst.over) == ("mlp", pytest.approx(-1.29, abs=0.01))
+    assert "module outputs only" not in str(worst)
 
 
 def test_the_plan_keeps_the_module_and_its_code_makes_the_model_finite() -> None:
     model = Net()
     report = anynan.precision(model, X)
     assert report.plan.layers == {"mlp.up": False, "mlp.down": True}
+    assert report.plan.sizes == {"mlp.up": 72, "mlp.down": 72}
+    assert "keep in float32 mlp.up (144 bytes more), mlp.down (144 bytes more)" in str(report)
     assert report.plan.finite
     assert report.plan.distance is not None
     assert report.plan.distance < 0.01
@@ -89,16 +85,6 @@ def test_the_plan_keeps_the_module_and_its_code_makes_the_model_finite() -> None
     exec(report.code, {"model": half, "torch": torch})
     assert torch.isfinite(half(X.half())).all()
     assert half.mlp.up.weight.dtype is torch.float32
-
-
-def test_a_result_beyond_the_dtype_stays_in_float32() -> None:
-    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
-    nn.init.constant_(model[0].weight, 1e4)
-    report = anynan.precision(model, X.abs() + 10)
-    assert report.plan.finite
-    half = copy.deepcopy(model).half()
-    exec(report.code, {"model": half, "torch": torch})
-    assert torch.isfinite(half(X.abs().half() + 10)).all()
 
 
 def test_what_reads_a_result_beyond_the_dtype_is_kept_and_not_all_around_it() -> None:
@@ -163,28 +149,6 @@ def test_layers_that_share_a_weight_are_kept_together() -> None:
     report = anynan.precision(Tied(), torch.arange(4))
     assert report.plan.finite
     assert {"embed", "head"} <= report.plan.layers.keys()
-
-
-def test_what_is_around_a_layer_and_holds_its_bias_is_not_kept_with_it() -> None:
-    class Head(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.dense, self.decoder = nn.Linear(8, 8), nn.Linear(8, 9)
-            self.bias = self.decoder.bias
-            nn.init.constant_(self.bias, 3e3)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.decoder(self.dense(x))
-
-    class Loss(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.head = Head()
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.head(x).square().mean()
-
-    assert anynan.precision(Loss(), X).plan.layers == {"head.decoder": False}
 
 
 def test_the_code_of_a_plan_works_under_autocast() -> None:
@@ -297,41 +261,21 @@ def test_a_step_that_cannot_run_in_half_is_told_from_float32_and_never_fits() ->
     assert "not known" in small.sentence()
 
 
-def test_a_mask_of_the_smallest_number_is_no_fault() -> None:
-    class Masked(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            mask = torch.full((4, 4), torch.finfo(x.dtype).min, dtype=x.dtype).triu(1)
-            return (x @ x.T + mask).softmax(-1)
+def test_a_mask_is_no_fault_whether_it_is_inf_or_the_smallest_number() -> None:
+    def attend(x: torch.Tensor, smallest: bool) -> torch.Tensor:
+        least = torch.finfo(x.dtype).min if smallest else -torch.inf
+        return (x @ x.T + torch.full((4, 4), least, dtype=x.dtype).triu(1)).softmax(-1)
 
     for how in ("cast", "autocast"):
-        assert anynan.precision(Masked(), X, how=how).fits  # type: ignore[arg-type]
-
-
-def test_what_is_inf_in_float32_too_is_meant() -> None:
-    class Masked(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return (x @ x.T + torch.ones(4, 4).tril().log()).softmax(-1)
-
-    assert anynan.precision(Masked(), X).fits
-
-
-def test_a_loss_stores_its_elements_before_it_adds_them_up() -> None:
-    report = anynan.precision(lambda x: F.mse_loss(x * 300, x * 0), torch.ones(8), plan=False)
-    found = report.first()
-    assert (found.name, found.kind) == ("mse_loss", "overflow")
+        assert anynan.precision(attend, X, True, how=how).fits  # type: ignore[arg-type]
+    assert anynan.precision(attend, X, False).fits
 
 
 def test_a_step_runs_once_in_float32_and_once_in_the_dtype(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    steps, again, measures = list[str](), list[str](), list[int]()
-    real, run, rerun = ranges.measured, Sight.run, Operation.rerun
-
-    def counted(x: Any) -> Any:
-        measures.append(x.size)
-        return real(x)
-
-    monkeypatch.setattr("anynan._apps.precision.watch.measured", counted)
+    steps, again = list[str](), list[str]()
+    run, rerun = Sight.run, Operation.rerun
     monkeypatch.setattr(Sight, "run", lambda *a, **k: steps.append("") or run(*a, **k))
     monkeypatch.setattr(
         Operation, "rerun", lambda op, *a, **k: again.append(op.kernel) or rerun(op, *a, **k)
@@ -347,8 +291,6 @@ def test_a_step_runs_once_in_float32_and_once_in_the_dtype(
     assert report.fits
     assert len(steps) == 2
     assert not again  # sums and products are bounded by their sizes
-    count = sum(row.phase in ("forward", "loss", "backward") for row in report.rows)
-    assert len(measures) <= 1.5 * count
     steps.clear()
     assert not anynan.precision(step, X, 1e6, plan=False).fits
     assert len(steps) == 2
@@ -377,20 +319,6 @@ def test_before_it_fits_the_kernel_of_a_product_runs_where_its_sums_may_be_beyon
     assert partial == pytest.approx(8 * 200 * factor)
 
 
-def test_what_a_product_is_scaled_with_and_added_to_counts() -> None:
-    mode, aten = _Storing(torch.float16, own=True), torch.ops.aten
-    zeros, ones = torch.zeros(4, 4).half(), torch.ones(4, 4).half()
-    for func, given, stays in (
-        (aten.addmm.default, {"self": zeros, "mat1": ones, "mat2": ones}, True),
-        (aten.addmm.default, {"self": zeros, "mat1": ones, "mat2": ones, "alpha": 1e5}, False),
-        (aten.addmm.default, {"self": zeros - 6e4, "mat1": ones, "mat2": ones}, False),
-        (aten.addmv.default, {"self": zeros[0], "mat": ones, "vec": ones[0]}, True),
-        (aten.addmv.default, {"self": zeros[0], "mat": 200 * ones, "vec": 200 * ones[0]}, False),
-    ):
-        made = rerun(func, given, {}, {}, "float32")
-        assert mode._stays(func, given, made) is stays, (func, given)
-
-
 @pytest.mark.parametrize(("size", "stays"), [(1.0, True), (3000.0, False)])
 def test_attention_and_its_gradient_run_in_float32_where_their_sums_stay_small(
     stayed: list[bool], size: float, stays: bool
@@ -403,17 +331,6 @@ def test_attention_and_its_gradient_run_in_float32_where_their_sums_stay_small(
 
     assert anynan.precision(step, query, plan=False).fits
     assert stayed == [True, stays]
-
-
-def test_gradients_that_are_wanted_in_one_place_and_not_in_another_are_told_apart() -> None:
-    model = nn.Sequential(nn.Conv1d(4, 4, 3), nn.Conv1d(4, 4, 1, bias=False))
-
-    def step(x: torch.Tensor) -> None:
-        assert (x[0, 0, 0] * 4e4).isfinite()  # near the edge, float32 arithmetic is asked first
-        model(x).float().sum().backward()
-
-    report = anynan.precision(step, torch.ones(2, 4, 7), plan=False)
-    assert (report.fits, report.notes) == (True, ())
 
 
 def test_a_write_has_its_memory_measured_anew() -> None:
@@ -431,13 +348,6 @@ def test_a_write_has_its_memory_measured_anew() -> None:
     ]
 
 
-def test_the_plan_says_the_bytes_of_each_part() -> None:
-    report = anynan.precision(Net(), X)
-    kept = "mlp.up (144 bytes more), mlp.down (144 bytes more)"
-    assert f"plan: keep in float32 {kept}" in str(report)
-    assert report.plan.sizes == {"mlp.up": 72, "mlp.down": 72}
-
-
 def test_rounding_errors_stand_beside_those_of_the_inputs() -> None:
     report = anynan.precision(nn.Linear(8, 8), X, dtype="bfloat16", errors=True)
     row = next(row for row in report.rows if row.kernel == "linear")
@@ -451,13 +361,6 @@ def test_a_float8_is_judged_by_the_operands_of_products() -> None:
     report = anynan.precision(nn.Linear(8, 8), X * 1000, dtype="float8_e4m3fn")
     assert {row.kernel for row in report.rows} == {"linear"}
     assert "fits with a scale for each operand; without one 1 operands overflow" in str(report)
-
-
-def test_headroom_asks_a_report_of_precision() -> None:
-    report = anynan.precision(Net(), X, plan=False)
-    worst = anynan.reports.headroom(report, "float16")[0]
-    assert (worst.layer, worst.over) == ("mlp", pytest.approx(-1.29, abs=0.01))
-    assert "module outputs only" not in str(worst)
 
 
 def test_the_command_runs_a_function_and_its_status_tells(

@@ -33,14 +33,6 @@ def test_no_copy_is_made(name: str) -> None:
     assert max(taken) <= 2**20
 
 
-def test_the_count_can_fail() -> None:
-    values = torch.randn(1024, 1024)
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as run:
-        values.isfinite().all()
-        values.t().contiguous()
-    assert max(event.self_cpu_memory_usage for event in run.events() or ()) > 2**20
-
-
 @pytest.mark.parametrize("name", [name for name in VIEWS if name not in ("complex", "conjugated")])
 @pytest.mark.parametrize("bad", [None, float("nan"), float("inf"), float("-inf")])
 def test_both_ends(name: str, bad: float | None) -> None:

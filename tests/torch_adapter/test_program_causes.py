@@ -1,7 +1,5 @@
 """Losses that are modules, learning rates and function transforms, under ``anynan run``."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -137,16 +135,12 @@ def test_function_transforms_give_what_they_do_and_clean_ones_are_clean(tmp_path
         + """
 print(hessian(lambda x: (x ** 3).sum())(torch.arange(3.0)).sum().item(), vmap(torch.dot).__name__)
 print(torch.compile(vmap(grad(lambda x: x.sin())), backend="eager", fullgraph=True)(torch.ones(2)))
-@torch.compile(backend="eager", fullgraph=True)
-def slopes(x):
-    return torch.vmap(torch.func.grad(lambda x: x.sin()))(x)
-print(slopes(torch.ones(2)))
 """
     )
     status, out, said = run(tmp_path, program, "--fail")
     assert status == 0
     assert "AnynanWarning" not in said
-    assert out.splitlines()[-3:] == ["18.0 dot", *["tensor([0.5403, 0.5403])"] * 2]
+    assert out.splitlines()[-2:] == ["18.0 dot", "tensor([0.5403, 0.5403])"]
 
 
 WRITES = """
@@ -205,80 +199,16 @@ for i in range(3):
 
 
 @pytest.mark.tier(2)
-def test_a_compiled_function_that_runs_a_model_names_its_operation(tmp_path: Path) -> None:
-    loss = "torch.log(model(x) - 9).mean()"
-    said = run(tmp_path, COMPILED.format(loss=loss, between="torch.nn.Dropout(0.1)"))[2]
-    told = said.split("AnynanWarning: ")[1:]
-    assert "op log" in told[0]
-    assert f"return {loss}" in told[0]
-    assert all("2 times" in each or "3 times" in each for each in told[1:])
-
-
-COMPILED_STEP = """
-import torch
-torch.manual_seed(0)
-between = torch.nn.Sequential(torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.1))
-model = torch.nn.Sequential(torch.nn.Linear(4, 8), between, torch.nn.Linear(8, 1))
-optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-def update(loss):
-    optimizer.zero_grad(); loss.backward(); optimizer.step()
-@torch.compile(backend="eager")
-def step(model, x, scale):
-    loss = torch.sqrt((model(x) * scale) ** 2).mean()
-    {inside}
-    return loss
-for i in range(3):
-    loss = step(model, torch.randn(8, 4), float(i != 1))
-    {outside}
-print([float(x.nan_to_num(7).sum()) for x in model.state_dict().values()])
-print(torch.rand(1), optimizer.state[model[0].bias]["step"])
-"""
-
-
-@pytest.mark.tier(2)
-@pytest.mark.parametrize("inside", [True, False])
-def test_a_compiled_function_that_runs_a_model_names_the_operation_of_a_gradient(
-    inside: bool, tmp_path: Path
-) -> None:
-    update = ("update(loss)", "pass")
-    program = COMPILED_STEP.format(inside=update[not inside], outside=update[inside])
-    plain = [sys.executable, "-c", program]
-    printed = subprocess.run(plain, capture_output=True, text=True, check=True).stdout
-    _, out, said = run(tmp_path, program)
-    assert out == printed
-    assert "op gradient of sqrt" in said.split("AnynanWarning: ")[1]
-    assert "loss = torch.sqrt((model(x) * scale) ** 2).mean()" in said
-    assert "[sqrt_gradient_at_zero]" in said
-    assert "1 bad in 3 steps" in said
-
-
-@pytest.mark.tier(2)
 @pytest.mark.parametrize("loss", ["torch.log(model(x) - 9).mean()", "model(x).square().mean()"])
-def test_a_compiled_function_writes_its_buffers_once(tmp_path: Path, loss: str) -> None:
+def test_a_compiled_function_names_its_operation_and_writes_its_buffers_once(
+    tmp_path: Path, loss: str
+) -> None:
     program = COMPILED.format(loss=loss, between="torch.nn.BatchNorm1d(8)")
     status, out, said = run(tmp_path, program, "--fail")
     assert status == ("log" in loss)
+    assert (f"op log {tmp_path}" in said and f"return {loss}" in said) == ("log" in loss)
     assert ("AnynanWarning" in said) == ("log" in loss)
     assert [line.split()[1] for line in out.splitlines()] == [f"tensor({i})" for i in (1, 2, 3)]
-
-
-def test_a_loss_beside_targets_that_are_set_by_numpy_names_its_operation(tmp_path: Path) -> None:
-    program = """
-import numpy, torch
-torch.manual_seed(0)
-model = torch.nn.Linear(4, 3)
-for i in range(2):
-    loss = 0
-    for out in model(torch.randn(2, 5, 4)):
-        target = torch.full((5,), 2)  # the first is gone as the second comes
-        target[numpy.array([0, 3])] = torch.tensor([1, 0])
-        loss = loss + torch.nn.functional.cross_entropy(out, target)
-        loss = loss + torch.log(out[numpy.array([1])] - 9).mean()
-    loss.backward()
-"""
-    said = run(tmp_path, program)[2]
-    assert "op log" in said
-    assert "[log_of_negative]" in said
 
 
 LOSS = """
@@ -316,12 +246,6 @@ def test_a_warning_comes_once_though_its_operation_runs_again(tmp_path: Path) ->
     assert said.count("UserWarning: std()") == 1
 
 
-def test_a_slope_names_no_wrapper_that_it_went_through(tmp_path: Path) -> None:
-    said = run(tmp_path, LOSS.format(loss="((out * 0) ** 0.5).mean()"))[2]
-    assert "op gradient of pow" in said
-    assert "via" not in said
-
-
 GIVEN = """
 import torch
 torch.manual_seed(0)
@@ -330,24 +254,20 @@ class Model(torch.nn.Module):
         super().__init__()
         self.first, self.last = torch.nn.Linear(2, 4), torch.nn.Linear(4, 1)
     def forward(self, x, t):
-        return self.last(torch.sigmoid(self.first({taken})))
+        return self.last(torch.sigmoid(self.first(torch.cat([x[:, 1:], t[:, 1:]], 1))))
 model, t = Model(), torch.zeros(5, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-loss = model(torch.rand(5, 2), {given}).square().mean()
+loss = model(torch.rand(5, 2), torch.log(t)).square().mean()
 optimizer.zero_grad(); loss.backward(); optimizer.step()
 """
 
 
-@pytest.mark.parametrize("taken", ["t", "torch.cat([x[:, 1:], t[:, 1:]], 1)"])
-@pytest.mark.parametrize(
-    ("given", "cause"), [("torch.log(t)", "log_of_zero"), ("torch.exp(t + 99)", "exp_overflow")]
-)
 def test_an_inf_that_the_program_hands_to_a_model_is_told_where_it_was_made(
-    tmp_path: Path, taken: str, given: str, cause: str
+    tmp_path: Path,
 ) -> None:
-    first = run(tmp_path, GIVEN.format(taken=taken, given=given))[2].partition("anynan: ")[0]
-    assert f"[{cause}]" in first
-    assert given in first
+    first = run(tmp_path, GIVEN)[2].partition("anynan: ")[0]
+    assert "[log_of_zero]" in first
+    assert "torch.log(t)" in first
 
 
 @pytest.mark.parametrize("kept", ["weights / weights.sum()", "torch.ones(4)"])
@@ -384,44 +304,6 @@ def test_what_goes_through_a_sparse_product_is_followed(tmp_path: Path) -> None:
     """
     said = run(tmp_path, program)[2]
     assert "op divide" in said and "Cannot access storage" not in said
-
-
-def test_a_buffer_that_is_used_long_after_it_was_made_is_no_label(tmp_path: Path) -> None:
-    program = """
-    import torch
-    class Schedule(torch.nn.Linear):
-        def __init__(self):
-            super().__init__(4, 4)
-            beta = torch.linspace(0.1, 0.9, 4)
-            self.register_buffer("noise", torch.sqrt(beta - 0.5))
-    model = Schedule()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for i in range(5):
-        loss = model(torch.randn(8, 4)).square().mean()
-        optimizer.zero_grad(); loss.backward(); optimizer.step()
-    with torch.no_grad():
-        print((model(torch.randn(8, 4)) * model.noise.gather(0, torch.arange(4))).mean().item())
-    """
-    said = run(tmp_path, program)[2]
-    assert "op sqrt" in said and "torch.sqrt(beta - 0.5)" in said
-    assert "labels" not in said
-
-
-def test_what_the_program_makes_of_an_array_before_its_model_is_told(tmp_path: Path) -> None:
-    program = """
-    import numpy as np, torch
-    torch.manual_seed(0)
-    policy, seen = torch.nn.Linear(4, 2), np.empty(4, np.float32)
-    for i in range(3):
-        seen[:] = np.linspace(i - 2, i, 4)
-        out = policy(torch.from_numpy(seen).float().add(2).log())
-        seen[:] = 0
-        out.sum().backward()
-    """
-    _, _, said = run(tmp_path, program)
-    assert "op log" in said
-    assert "torch.from_numpy(seen).float().add(2).log()" in said
-    assert "[log_of_zero]" in said
 
 
 def test_a_second_run_leaves_what_a_library_keeps_with_weights_as_it_was(tmp_path: Path) -> None:

@@ -24,7 +24,6 @@ GRAM = "torch.linalg.cholesky(z.T @ z + torch.eye(3)).diagonal().log().sum()"
 NORMAL = "torch.distributions.Normal(0.0, z.abs() + 1e-9).log_prob(z.detach()).mean()"
 ENDED = [
     ("z / (z.std(0) * scale)", GRAM, "LinAlgError"),
-    ("(z * scale - z).abs() / (z - z * scale).abs()", GRAM, "LinAlgError"),
     ("z * scale / (z * scale) * 0.5", "bce(z, torch.ones(8, 3))", "between 0 and 1"),
     ("z * scale / (z * scale)", "(model.weight[0][z.long() - 1] * z).mean()", "out of bounds"),
     ("z * scale / (z * scale)", NORMAL, "constraint"),
@@ -47,7 +46,6 @@ def test_what_an_operation_refuses_without_a_word_of_nan_has_its_line(
 @pytest.mark.parametrize(
     "end",
     [
-        "z @ torch.ones(7)",
         "torch.linalg.cholesky(-torch.eye(3))",
         "torch.distributions.Normal(0.0, -z.exp())",
         "caught() or dict()[0]",
@@ -83,7 +81,6 @@ KEEP = "history.append(measure.item())"
     ("made", "read", "name"),
     [
         ("torch.log(-loss) if i == 1 else loss", KEEP, "log"),
-        ("loss / (loss * (i != 1))", KEEP, "divide"),
         ("torch.tensor(float('inf')) if i == 1 else loss", KEEP, ""),
         ("torch.log(-loss) if i == 1 else loss", "history += [1] * int(measure < 9)", ""),
         ("torch.log(-loss) if i == 1 else loss", "if measure < 9: history.append(1)", "log"),
@@ -120,7 +117,6 @@ UNIT = "out * (i != 2) / (out * (i != 2)).norm(dim=1, keepdim=True)"
     ("scores", "pick", "told"),
     [
         (UNIT, "argmax(1)", True),
-        (UNIT, "topk(1)[1]", True),
         (UNIT, "max(1)[1]", True),
         ("out.masked_fill(out < 9, -torch.inf)", "argmax(1)", False),
         ("torch.where(out < 9, torch.nan, out) + 1", "argmax(1)", False),  # missing values
@@ -133,20 +129,6 @@ def test_nan_that_ends_in_what_the_program_picks_is_told(
     said = run(tmp_path, PICKED.format(scores=scores, pick=pick))[2]
     assert ("AnynanWarning: NaN" in said) is told
     assert ("op divide" in said and "script.py:9" in said) is told
-
-
-def test_what_the_program_made_of_data_is_told_where_the_model_refuses_it(tmp_path: Path) -> None:
-    program = """
-    import torch
-    class Model(torch.nn.Linear):
-        def forward(self, x):
-            return torch.distributions.Normal(super().forward(x), 1.0).rsample()
-    model, x = Model(4, 1), torch.ones(8, 4)
-    x.sub_(x.mean(0)).div_(x.std(0)).add_(torch.randn_like(x))
-    model(x).mean().backward()
-    """
-    told = run(tmp_path, program)[2]
-    assert "op divide" in told and "script.py:7" in told
 
 
 CLOSURE = """
@@ -195,7 +177,6 @@ for i in range({steps}):
 @pytest.mark.parametrize(
     ("made", "steps", "data", "of", "said"),
     [
-        ("q / (q.norm() * (i != 2))", 3, "", "parameters()", "op divide"),
         ("q / (q.norm() * (i != 16))", 20, "", "parameters()", "script.py:11 writes holds"),
         ("q, alpha=0.1", 3, "", "parameters()", "nothing went bad"),
         # Gone as the program ends, as what a function holds.

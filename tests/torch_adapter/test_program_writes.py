@@ -22,12 +22,9 @@ for i in range(3):
         {write}
 """
 WRITERS = [
-    ("with torch.no_grad(): p.div_(p.norm() - p.norm())", "divide"),
     ("p.data.clamp_(-0.1, 0.1).div_(p.data.norm() * 0)", "divide"),
     ("q.data.copy_(q.data * 0.9 + p.data / (i - 1 and 10))", "divide"),
-    ("q.data.copy_(q.data * 0.9 + p.data.sub(9).log())", "log"),
     ("with torch.no_grad(): p.view(-1)[:1].div_(0.0)", "divide"),
-    ("w = p.data.view(-1); w[:1] /= w[:1].sum() * 0", "divide"),
     ("p.detach()[0].mul_(float('nan'))", "multiply"),
     ("model.state_dict()['0.weight'][0].div_(0.0)", "divide"),
 ]
@@ -100,11 +97,9 @@ for i in range(3):
         ("w.div_(torch.zeros(()))", "divide"),
         ("w.div_(w * 0)", "divide"),  # with what it was: no copy of so much is kept
         ("w[0, 0] = float('nan')", "copy|fill"),  # by PyTorch's version
-        ("w[0] = float('inf')", "copy|fill"),
         ("w.data[0] = float('inf')", "copy|fill"),
         ("w.data.div_(w.data.clamp(max=0) * 3)", "divide"),
         ("w.data.mul_(0.9).add_(torch.zeros(4096, 33).log())", "log"),
-        ("w.copy_(w / 0)", "assign"),
         ("w.data = w.data / 0", "assign"),
     ],
 )
@@ -118,26 +113,22 @@ def test_what_the_program_writes_into_a_large_weight_is_not_put_to_the_optimizer
     assert "min 1" not in said, "numbers that stand for what is not known are not told"
 
 
-@pytest.mark.parametrize("write", ["w.div_(w.clamp(max=0))", "w.data.div_(w.data.clamp(max=0))"])
 @pytest.mark.parametrize("size", [8, 4096])
 def test_what_a_program_without_a_model_writes_into_its_weights_is_told(
-    tmp_path: Path, write: str, size: int
+    tmp_path: Path, size: int
 ) -> None:
-    _, _, said = run(
-        tmp_path,
-        f"""
-        import torch
-        w = torch.linspace(-1, 1, {size}).requires_grad_()
-        optimizer = torch.optim.Adam([w])
-        for i in range(3):
-            loss = w.square().mean()
-            optimizer.zero_grad(); loss.backward(); optimizer.step()
-            with torch.no_grad():
-                {write}
-        """,
-    )
+    program = f"""
+    import torch
+    w = torch.linspace(-1, 1, {size}).requires_grad_()
+    optimizer = torch.optim.Adam([w])
+    for i in range(3):
+        loss = w.square().mean()
+        optimizer.zero_grad(); loss.backward(); optimizer.step()
+        w.data.div_(w.data.clamp(max=0))
+    """
+    _, _, said = run(tmp_path, program)
     assert "op divide" in said
-    assert write in said
+    assert "w.data.div_(w.data.clamp(max=0))" in said
 
 
 MADE = """
@@ -232,41 +223,3 @@ def test_an_update_by_hand_has_the_operation_that_spoiled_the_gradient(
     assert f"op {name} " in first and f"script.py:{line} " in first
     if name == "add":  # the gradient as it was: the mean of ones, and a little of the weight
         assert re.search(r"input float32 \(1,\) value 1(\.0000\d+|e\+00)? ", first), first
-
-
-SAMPLER = """
-import random
-import torch
-torch.manual_seed(0)
-model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3072, 1))
-optimizer = torch.optim.Adam(model.parameters())
-kept = []
-for i in range(3):
-    x = torch.rand(8, 3, 32, 32)
-    if kept:
-        x = torch.cat([torch.stack(random.choices(kept, k=7)), x[:1]])
-    x.requires_grad = True
-    for k in range(3):
-        x.data.add_(torch.randn_like(x) * 0.005)
-        model(x).sum().backward()
-        x.grad.data.{change}
-        x.data.add_(x.grad.data, alpha=-10)
-        x.grad.detach_().zero_()
-        x.data.clamp_(0, 1)
-    x = x.detach()
-    loss = model(x).square().mean()
-    optimizer.zero_grad(); loss.backward(); optimizer.step()
-    kept += [row.detach() for row in {given}]
-"""
-
-
-@pytest.mark.parametrize(
-    ("change", "given", "line"),
-    [("mul_(k != 1).div_(x.grad.data.norm())", "x", 16), ("clamp_(-1, 1)", "x * 0 / 0", 23)],
-)
-def test_what_a_sampler_writes_into_images_is_followed(
-    tmp_path: Path, change: str, given: str, line: int
-) -> None:
-    told = run(tmp_path, SAMPLER.format(change=change, given=given))[2]
-    first = told.partition("AnynanWarning")[2].partition("anynan: ")[0]
-    assert "op divide" in first and f"script.py:{line} " in first, first

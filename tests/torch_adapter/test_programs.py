@@ -99,8 +99,7 @@ def test_the_fault_is_named(name: str, track: str, options: Any, armed: str) -> 
         assert event.call == run.call
     assert (found.name, found.source.text) == (WORDS[armed], LINES[armed])
     assert not any("not reproduce" in note for note in event.notes)
-    if name != "Sharpness":  # which has changed its weights by hand
-        assert_same(before, [p.detach() for p in run.it.model.parameters()])
+    assert_same(before, [p.detach() for p in run.it.model.parameters()])
 
 
 @pytest.mark.parametrize(("name", "track", "options"), turned(CLEAN, 2))
@@ -231,12 +230,12 @@ class Odd(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.eye(4))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, _: Any) -> torch.Tensor:
         out: torch.Tensor = Poisoned.apply(x, self.weight)
         return out
 
 
-@pytest.mark.parametrize("name", ["Plain", "ClipNorm", "ClipForeach"])
+@pytest.mark.parametrize("name", ["Plain", "ClipNorm"])
 @every_track
 @every_read
 def test_a_gradient_that_only_a_weight_gets(name: str, track: str, read: Any) -> None:
@@ -244,19 +243,12 @@ def test_a_gradient_that_only_a_weight_gets(name: str, track: str, read: Any) ->
     run = Run(name, track, read=read)
     run.step()
     model: Any = run.it.model
-
-    # In the middle, so that neither end of the weights is right by chance.
-    class Ignore(nn.Sequential):
-        def forward(self, x: torch.Tensor, turn: Any) -> torch.Tensor:  # type: ignore[override]
-            out: torch.Tensor = super().forward(x)
-            return out
-
-    model.fault = Ignore(Odd())
+    model.fault = Odd()  # in the middle, so that neither end of the weights is right by chance
     run.it.optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     event = failure(run.step)
     assert event.operation.source is not None
     assert event.phase == "backward"
-    assert event.layer == "fault.0"
+    assert event.layer == "fault"
     assert event.operation.name == "log"
 
 

@@ -13,8 +13,6 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 import anynan
-from anynan._steps.tracked import inside
-from anynan.torch.private import BatchNorm
 from tests.failing import failure
 from tests.torch_adapter.training import LINES, Fault, seed
 
@@ -60,18 +58,6 @@ def test_only_the_model_itself_has_hooks() -> None:
     assert set(hooks(model)) == {""}
     tracker.remove()
     assert not hooks(model)
-
-
-def test_loss_output_and_the_gradients_of_weights_are_read() -> None:
-    model = Net()
-    tracker = anynan.torch.track(training(model), level="step")
-    tracker()
-    sites = inside(tracker).judge.monitor.sites
-    weights = {site.parameter for site in sites if site.parameter}
-    assert weights == {name for name, _ in model.named_parameters()}
-    assert {(site.layer, site.phase) for site in sites if site.parameter is None} == {
-        ("", "forward"), ("", "backward"), (None, "loss"),
-    }  # fmt: skip
 
 
 def compiled_graphs(way: str, level: str | None) -> tuple[int, list[int], int]:
@@ -202,17 +188,6 @@ def test_of_weights_alone_the_likeliest_is_named_and_that_it_is_likely_is_said()
         "that of norm.bias: mostly a backward pass runs up the model's list; level='layer' reads "
         "them in the order in which they are computed [many-weights]"
     )
-
-
-def test_batch_norm_keeps_its_statistics_through_a_second_run() -> None:
-    seed()
-    model = Net()
-    step = training(model)
-    anynan.torch.track(model, level="step", action="record")
-    model.fault.armed = "forward"
-    step()
-    assert isinstance(model.norm, BatchNorm)
-    assert model.norm.num_batches_tracked == 1
 
 
 @pytest.mark.parametrize(("way", "most"), [("model", 0), ("function", 1)])

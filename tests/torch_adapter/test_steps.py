@@ -3,9 +3,6 @@
 import copy
 import gc
 import math
-import subprocess
-import sys
-import textwrap
 import threading
 import warnings
 from typing import Any
@@ -18,7 +15,7 @@ import anynan
 from anynan import AnynanWarning, NonFiniteError
 from tests.failing import failure
 from tests.flat import split
-from tests.torch_adapter.training import Net, bad, batch, loss_of, same, sgd, small, snapshot, train
+from tests.torch_adapter.training import Net, bad, loss_of, same, sgd, small, snapshot, train
 
 
 def calls(tracker: anynan.Tracker, step: int, layer: str = "first") -> list[int]:
@@ -44,33 +41,6 @@ def test_a_step_ends_when_the_optimizer_steps(read: Any) -> None:
         assert calls(tracker, step) == [0]
         weights = [r.site.parameter for r in tracker.history if r.step == step]
         assert {"first.weight", "first.bias", "last.weight", "last.bias"} <= set(weights)
-
-
-def test_without_an_optimizer_a_step_ends_at_the_call_after_a_backward() -> None:
-    model = Net()
-    tracker = anynan.torch.track(model)
-    for i in range(3):
-        loss_of(model).backward()
-        with torch.no_grad():
-            for p in model.parameters():
-                p -= 0.01 * p.grad
-                p.grad = None
-        assert tracker.history.steps() == list(range(i))
-    tracker.remove()
-    assert tracker.history.steps() == [0, 1, 2]
-
-
-def test_validation_between_training_steps_is_its_own_step() -> None:
-    model = Net()
-    optimizer = sgd(model)
-    tracker = anynan.torch.track(model)
-    train(model, optimizer)
-    with torch.no_grad():
-        model(batch())
-    train(model, optimizer)
-    assert tracker.history.steps() == [0, 1, 2]
-    by_step = [{r.phase for r in tracker.history if r.step == s} for s in range(3)]
-    assert by_step == [{"input", "forward", "loss", "backward"}, {"input", "forward"}, by_step[0]]
 
 
 def test_optimizers_that_step_in_the_backward_pass() -> None:
@@ -158,21 +128,6 @@ def test_unread_rows_of_a_thread_that_ended(read: Any) -> None:
         tracker.remove()
 
 
-@pytest.mark.tier(2)
-def test_unread_rows_at_interpreter_exit() -> None:
-    code = """
-        import anynan, torch
-        model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
-        tracker = anynan.torch.track(model, read=100)
-        with torch.no_grad():
-            model(torch.full((1, 2), torch.nan))
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True
-    )
-    assert "AnynanWarning: NaN came in with the batch of step 0" in done.stderr
-
-
 def test_a_batch_that_the_user_drops_is_a_step_of_its_own() -> None:
     model = Net()
     optimizer = sgd(model)
@@ -238,37 +193,7 @@ def test_calls_without_gradients_are_no_iterations_of_a_training() -> None:
         assert "in 4 iterations and 12 calls without gradients" in tracker.report()
 
 
-def test_a_program_that_takes_no_gradients_counts_its_calls() -> None:
-    model = nn.Linear(4, 1)
-    with anynan.torch.track(model, action="record") as tracker, torch.no_grad():
-        for call in range(3):
-            model(torch.full((2, 4), float("nan") if call == 2 else 1.0))
-        (event,) = tracker.events
-        assert (event.step, event.training_step) == (2, None)
-        assert "in 3 steps" in tracker.report()
-
-
 # Never silently blind.
-
-
-def test_layers_that_never_ran_are_listed() -> None:
-    model = nn.ModuleDict({"used": nn.Linear(2, 2), "idle": nn.Linear(2, 2)})
-
-    class Outer(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.parts = model
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.parts["used"](x)
-
-    outer = Outer()
-    tracker = anynan.torch.track(outer)
-    with torch.no_grad():
-        outer(torch.randn(1, 2))
-    text = tracker.report()
-    assert "parts.idle" in text
-    assert "parts.used" not in text.partition("parts.idle")[2]
 
 
 # Interruptions.

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 from torch.autograd import forward_ad
-from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import anynan
@@ -25,10 +24,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 def net() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 8), nn.GELU(), Fault(), nn.Linear(8, 4))
-
-
-def weights(model: nn.Module) -> dict[str, Tensor]:
-    return {name: p.detach() for name, p in model.named_parameters()}
 
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
@@ -46,32 +41,9 @@ def export(model: nn.Module) -> Any:
     return operations(program.graph), program.module()(X)
 
 
-def strict_export(model: nn.Module) -> Any:
-    program = torch.export.export(model, (X,), strict=True)
-    return operations(program.graph), program.module()(X)
-
-
 def fx(model: nn.Module) -> Any:
     program = make_fx(model)(X)
     return operations(program.graph), program(X)
-
-
-def fx_with_gradients(model: nn.Module) -> Any:
-    def gradients(x: Tensor) -> list[Tensor]:
-        return list(torch.autograd.grad(model(x).sum(), list(model.parameters())))
-
-    program = make_fx(gradients)(X)
-    return operations(program.graph), program(X)
-
-
-def fx_of_a_layer(model: Any) -> Any:
-    program = make_fx(model[0])(X)
-    return operations(program.graph), program(X)
-
-
-def fx_functional(model: nn.Module) -> Any:
-    program = make_fx(lambda p, x: functional_call(model, p, (x,)))(weights(model), X)
-    return operations(program.graph), program(weights(model), X)
 
 
 def script(model: nn.Module) -> Any:
@@ -79,30 +51,18 @@ def script(model: nn.Module) -> Any:
     return str(program.inlined_graph), program(X)
 
 
-GRAPHS: dict[Callable[[nn.Module], Any], str | None] = {
+GRAPHS: dict[Callable[[nn.Module], Any], str] = {
     export: "torch.export",
-    strict_export: None,  # Dynamo reads the hooks instead of running them
     fx: "make_fx",
-    fx_with_gradients: "make_fx",
-    fx_of_a_layer: "make_fx",
-    fx_functional: "make_fx",
     script: "torch.jit.trace",
 }
 
 
-@pytest.mark.parametrize(
-    ("make", "read"),
-    [
-        pytest.param(
-            make, read, marks=[pytest.mark.tier(2)] if make in (export, strict_export) else []
-        )
-        for make, read in zip(GRAPHS, itertools.cycle(["immediate", "end"]), strict=False)
-    ],
-)
-def test_a_traced_graph_has_no_check(make: Callable[[nn.Module], Any], read: Any) -> None:
+@pytest.mark.parametrize("make", [pytest.param(export, marks=pytest.mark.tier(2)), fx, script])
+def test_a_traced_graph_has_no_check(make: Callable[[nn.Module], Any]) -> None:
     plain = make(net())
     model = net()
-    tracker = anynan.torch.track(model, advanced=anynan.Advanced(read=read))
+    tracker = anynan.torch.track(model, advanced=anynan.Advanced(read="end"))
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always", AnynanWarning)
         traced = make(model)
@@ -113,14 +73,10 @@ def test_a_traced_graph_has_no_check(make: Callable[[nn.Module], Any], read: Any
     else:
         assert "aminmax" not in traced[0]
         assert_same(plain[1], traced[1])
-    word = GRAPHS[make]
-    if word is None:
-        assert not tracker.notes
-    else:
-        (note,) = tracker.notes
-        assert f"not watched inside {word}" in note
-        assert len(said) == 1
-        assert note in " ".join(tracker.report().split())
+    (note,) = tracker.notes
+    assert f"not watched inside {GRAPHS[make]}" in note
+    assert len(said) == 1
+    assert note in " ".join(tracker.report().split())
     watches(model, tracker)
 
 
@@ -137,9 +93,6 @@ def watches(model: Any, tracker: anynan.Tracker) -> None:
 STEPS: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {
     "vmap": lambda model, x: torch.vmap(model)(x),
     "grad": lambda model, x: torch.func.grad(lambda z: model(z).sum())(x),
-    "gradients of each sample": lambda model, x: torch.vmap(
-        torch.func.grad(lambda z: model(z).sum())
-    )(x),
     "jacrev": lambda model, x: torch.vmap(torch.func.jacrev(model))(x),
     "jacfwd": lambda model, x: torch.vmap(torch.func.jacfwd(model))(x),
     "hessian": lambda model, x: torch.vmap(torch.func.hessian(lambda z: model(z).sum()))(x),

@@ -110,15 +110,6 @@ def test_the_programs_own_passes_are_read_where_something_was_tracked_before() -
         assert [event.operation.name for event in found.events] == ["log"]
 
 
-def test_one_fault_is_one_event_however_often_it_comes(found: Found) -> None:
-    model = net()
-    for _ in range(6):
-        (model(torch.ones(3, 4)).sum() * 0).log().backward()
-        model.zero_grad()
-    (event,) = found.events
-    assert (event.operation.name, event.times) == ("log", 6)
-
-
 def test_a_loss_of_two_models_is_told_once(warning: Found) -> None:
     generator, critic = net(), net()
     with pytest.warns(anynan.AnynanWarning) as said:
@@ -127,45 +118,6 @@ def test_a_loss_of_two_models_is_told_once(warning: Found) -> None:
     (full,) = (str(each.message) for each in said)
     assert "\n  cause " in full
     assert len(warning.events) == 2
-
-
-def test_what_the_model_made_is_no_batch_to_its_loss(found: Found) -> None:
-    train(net(Log()), nn.MSELoss())
-    (event,) = found.events
-    assert (event.layer, event.operation.name) == ("3", "log")
-
-
-def test_what_one_model_hands_another_is_no_batch(found: Found) -> None:
-    one, two = net(Log()), net()
-    two(one(torch.ones(3, 4))).sum().backward()
-    found.close()
-    assert [event.phase for event in found.events] == ["forward", "loss"]
-    assert found.events[0].operation.name == "log"
-    assert found.events[1].cause.tag == "made_by_another"
-
-
-def test_what_several_models_did_is_told_in_its_order(found: Found) -> None:
-    class Critic(nn.Sequential):
-        pass
-
-    generator, critic = net(Clean()), Critic(*net(Clean()))
-    goes_bad = {(2, 1): critic, (3, 0): generator}
-    updates = [torch.optim.SGD(model.parameters(), lr=1e-3) for model in (generator, critic)]
-    for i in range(4):
-        for turn in range(2):
-            for model in (generator, critic):
-                model[3] = Log() if goes_bad.get((i, turn)) is model else Clean()
-            fake = generator(torch.ones(3, 4))
-            critic(fake.detach()).mean().backward()
-            critic.zero_grad() if goes_bad.get((i, turn)) else updates[1].step()
-        critic(generator(torch.ones(3, 4))).mean().backward()
-        updates[0].step()
-    forward = [event for event in found.bad() if event.operation is not None]
-    assert [event.target for event in forward] == ["model Critic", "model Sequential"]
-    assert forward[0].step > forward[1].step  # each counts its own
-    assert found.several
-    found.close()
-    assert [run.name for run in found.runs()] == ["Critic", "Sequential"]
 
 
 def test_a_bad_label_is_named(raising: Found) -> None:
@@ -270,16 +222,6 @@ def test_models_that_are_gone_are_not_kept(found: Found) -> None:
     assert len(models(found)) <= 16
     found.close()
     assert len(found.lines()) == 40
-
-
-def test_a_bad_weight_raises_at_the_first_call(raising: Found) -> None:
-    model = net()
-    with torch.no_grad():
-        model[0].weight[0, 0] = torch.nan
-    with pytest.raises(anynan.NonFiniteError) as caught:
-        model(torch.ones(3, 4))
-    assert caught.value.event.parameter == "0.weight"
-    assert len(raising.bad()) == 1
 
 
 @pytest.fixture
