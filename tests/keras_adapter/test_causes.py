@@ -90,15 +90,9 @@ def test_a_weight_that_other_code_writes():
     tracker.remove()
 
 
-class Rooted(keras.optimizers.schedules.LearningRateSchedule):
-    def __call__(self, step):
-        return 1e25 + keras.ops.sqrt(keras.ops.cast(step, "float32"))  # NaN before the first update
-
-
 @pytest.mark.parametrize("parameters", [True, pytest.param(False, marks=pytest.mark.tier(2))])
-@pytest.mark.parametrize("rate", [1e25, Rooted()])
-def test_an_update_that_is_too_large(parameters, rate):
-    event = spoilt(keras.optimizers.SGD(rate), size=1e15, parameters=parameters)
+def test_an_update_that_is_too_large(parameters):
+    event = spoilt(keras.optimizers.SGD(1e25), size=1e15, parameters=parameters)
     assert (event.phase, event.kind, event.step) == ("optimizer", "neginf", 0), event
     assert event.cause.tag == "optimizer_step_too_large"
     assert event.parameter == "dense.kernel"
@@ -165,32 +159,18 @@ class Written(keras.layers.Layer):
         return tf.where(x > 0, x, np.nan)  # bad where
 
 
-@pytest.mark.parametrize(
-    ("how", "run"),
-    [
-        ("table", "predict"),
-        ("closure", "call"),
-        pytest.param("where", "fit", marks=pytest.mark.tier(2)),
-    ],
-)
-def test_nan_that_the_code_writes_is_no_batch(how, run):
+@pytest.mark.parametrize("how", ["table", "closure", "where"])
+def test_nan_that_the_code_writes_is_no_batch(how):
     model = models.compiled(models.functional(Written(how)))
     models.zero(model)
     anynan.keras.track(model)
-    x, y = models.data()
-    with pytest.raises(anynan.NonFiniteError) as caught:
-        if run == "fit":
-            model.fit(x, y, verbose=0)
-        elif run == "predict":
-            model.predict(x, verbose=0)
-        else:
-            model(x)
-    event = caught.value.event
+    x, _ = models.data()
+    event = failure(model, x) if how == "closure" else failure(model.predict, x, verbose=0)
     assert (event.layer, event.phase, event.kind) == ("block.inner", "forward", "nan")
     assert event.operation.source.line == models.line(__file__, f"bad {how}")
-    text = "the code itself writes this NaN"
-    if how in ("table", "closure"):  # an array with NaN among its numbers may be data
-        text = "an array that held these values already is taken in here"
+    text = "an array that held these values already is taken in here"
+    if how == "where":  # no array with NaN among its numbers, which may be data
+        text = "the code itself writes this NaN"
     assert event.cause.text.startswith(text)
     assert not event.notes
 

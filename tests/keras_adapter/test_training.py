@@ -18,17 +18,8 @@ def layers(tracker, phase):
     return {reading.layer for reading in tracker.history.last() if reading.phase == phase}
 
 
-BRANCHES = {
-    "eager": ({"run_eagerly": True}, {}, 0.0),
-    "as written": ({}, {"arithmetic_optimization": False, "remapping": False}, 0.0),
-    "optimized": ({}, {}, 1e-5),  # it regroups the sum of values that nobody reads
-}
-
-
-@pytest.mark.parametrize("way", BRANCHES)
-def test_branches_that_are_added_up_give_the_same(way):
-    options, switches, tolerance = BRANCHES[way]
-
+@pytest.mark.parametrize("eagerly", [True, False])
+def test_branches_that_are_added_up_give_the_same(eagerly):
     def train(*, track):
         keras.backend.clear_session()
         keras.utils.set_random_seed(1)
@@ -38,32 +29,22 @@ def test_branches_that_are_added_up_give_the_same(way):
             keras.layers.Dense(1)(keras.layers.Dense(4, activation="tanh")(trunk)) for _ in range(2)
         ]
         model = keras.Model(inputs, keras.layers.Average()(branches))
-        model.compile("sgd", "mse", jit_compile=False, **options)
+        model.compile("sgd", "mse", jit_compile=False, run_eagerly=eagerly)
         if track:
             anynan.keras.track(model)
         x = np.random.default_rng(0).normal(size=(8, 6)).astype("float32")
         model.fit(x, np.ones((8, 1), "float32"), batch_size=2, epochs=2, shuffle=False, verbose=0)
         return model.get_weights()
 
-    before = dict.fromkeys(switches, True)  # TensorFlow's defaults
-    tf.config.optimizer.set_experimental_options(switches)
+    # Optimized, it regroups the sum of values that nobody reads.
+    switches = ("arithmetic_optimization", "remapping")
+    tf.config.optimizer.set_experimental_options(dict.fromkeys(switches, False))
     try:
         pairs = zip(train(track=False), train(track=True), strict=True)
     finally:
-        tf.config.optimizer.set_experimental_options(before)
+        tf.config.optimizer.set_experimental_options(dict.fromkeys(switches, True))
     for one, other in pairs:
-        np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance)
-
-
-@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
-def test_forward_fault_in_mixed_precision(policy):
-    keras.mixed_precision.set_global_policy(policy)
-    model = compiled(models.functional(Log(name="inner")), jit_compile=False)
-    anynan.keras.track(model)
-    zero(model)
-    event = failure(model.predict, data()[0], verbose=0)
-    assert event.layer == "block.inner"
-    assert event.cause.tag == "log_of_zero"
+        np.testing.assert_array_equal(one, other)
 
 
 def test_recurrent_layer_is_read_where_its_loop_ends():
@@ -77,10 +58,6 @@ def test_recurrent_layer_is_read_where_its_loop_ends():
         assert {"rnn", "last"} <= layers(tracker, "forward")
         assert any("rnn.lstm_cell runs inside a loop" in note for note in tracker.notes)
         assert not inside(tracker).notes
-        x[2, 3] = np.nan
-        event = failure(model.fit, x, y, verbose=0)
-        assert (event.phase, event.kind) == ("input", "nan")
-        x[2, 3] = 1
         weight = model.get_layer("rnn").cell.recurrent_kernel
         weight.assign(np.full(weight.shape, np.nan))
         event = failure(model.fit, x, y, verbose=0)
@@ -127,41 +104,12 @@ def test_two_replicas():
         assert (event.phase, event.parameter) == ("forward", None), str(caught.value)
 
 
-def _masking():
-    return [
-        keras.Input((6,)),
-        keras.layers.Embedding(5, 4, mask_zero=True),
-        keras.layers.LSTM(4, use_cudnn=False),
-        keras.layers.Dense(1),
-    ]
-
-
-class Attend(keras.layers.Layer):
-    def __init__(self):
-        super().__init__()
-        self.attention = keras.layers.MultiHeadAttention(2, 4)
-
-    def build(self, shape):
-        self.attention.build(shape, shape)
-
-    def call(self, x):
-        return self.attention(x, x, use_causal_mask=True)
-
-
-def _causal():
-    return [
-        keras.Input((6,)),
-        keras.layers.Embedding(5, 4),
-        Attend(),
-        keras.layers.GlobalAveragePooling1D(),
-        keras.layers.BatchNormalization(),
-        keras.layers.Dense(1),
-    ]
-
-
-@pytest.mark.parametrize("make", [_masking, _causal])
-def test_masks_and_norms_stay_silent(make):
-    model = compiled(keras.Sequential(make()), jit_compile=False)
+def test_masks_and_norms_stay_silent():
+    inputs = keras.Input((6,))
+    x = keras.layers.Embedding(5, 4, mask_zero=True)(inputs)
+    x = keras.layers.MultiHeadAttention(2, 4)(x, x, use_causal_mask=True)
+    x = keras.layers.BatchNormalization()(keras.layers.LSTM(4, use_cudnn=False)(x))
+    model = compiled(keras.Model(inputs, keras.layers.Dense(1)(x)), jit_compile=False)
     with anynan.keras.track(model) as tracker:
         x = np.array([[1, 2, 3, 0, 0, 0], [0, 0, 0, 0, 0, 0]])
         model.fit(x, np.ones((2, 1)), verbose=0, epochs=2)

@@ -2,41 +2,12 @@
 
 import keras
 import pytest
-import tensorflow as tf
 
 import anynan
-from anynan.tensorflow.session.seams import SEAMS
 from tests.keras_adapter import models
-from tests.keras_adapter.models import Log, Root, compiled, data, zero
+from tests.keras_adapter.models import Log, compiled, data, zero
 
 pytestmark = pytest.mark.tier(2)
-
-OWNERS = [
-    (keras.layers.Layer, "__call__"),
-    (keras.Model, "make_train_function"),
-    (keras.Model, "make_test_function"),
-    (keras.Model, "make_predict_function"),
-    (keras.optimizers.Optimizer, "apply"),
-    (keras.optimizers.LossScaleOptimizer, "apply"),
-    (tf.GradientTape, "gradient"),
-    (tf.GradientTape, "jacobian"),
-    (tf.GradientTape, "batch_jacobian"),
-    (tf.GradientTape, "__enter__"),
-    (tf.GradientTape, "__exit__"),
-    (type(tf.function(len)), "__call__"),
-]
-
-
-def test_remove_restores_every_class():
-    before = [vars(owner).get(name) for owner, name in OWNERS]
-    model = compiled(models.functional(Root(name="inner")))
-    tracker = anynan.keras.track(model)
-    assert [vars(owner).get(name) for owner, name in OWNERS] != before
-    tracker.remove()
-    tracker.remove()
-    assert [vars(owner).get(name) for owner, name in OWNERS] == before
-    assert not SEAMS.sessions
-    assert not SEAMS.layers
 
 
 def test_a_statistic_that_is_not_there_is_refused():

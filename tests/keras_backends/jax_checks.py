@@ -47,13 +47,6 @@ def test_a_state_of_more_than_4_mib_is_kept_where_there_is_memory_for_it(monkeyp
     assert donated.count(()) == len(donated) >= 1
 
 
-def test_a_64th_of_the_memory_is_kept_at_most(monkeypatch):
-    monkeypatch.setattr(jax_steps.os, "sysconf", lambda name: 2**12)
-    assert jax_steps.room() == jax_steps.KEPT
-    monkeypatch.setattr(jax_steps.os, "sysconf", lambda name: 2**18)
-    assert jax_steps.room() == 2**30
-
-
 def test_donated_state_without_a_second_run_is_said(monkeypatch):
     monkeypatch.setattr(jax_steps, "room", lambda: 0)
     model = compiled(Log(name="inner"))
@@ -79,16 +72,14 @@ def test_donated_state_is_kept_until_the_fault_comes_back(monkeypatch):
     assert (second.step, second.operation.name) == (1, "log")
 
 
-@pytest.mark.parametrize("action", ["record", "warn"])
 @pytest.mark.parametrize("rate", [1e20, 1e38])
-@pytest.mark.filterwarnings("ignore::anynan.AnynanWarning")
-def test_a_fault_that_spoils_the_weights_is_told_once(action, rate):
+def test_a_fault_that_spoils_the_weights_is_told_once(rate):
     keras.utils.set_random_seed(0)
     layer = keras.layers.Dense
     model = keras.Sequential([keras.Input((4,)), layer(8, "relu", name="a"), layer(1, name="b")])
     model.compile(keras.optimizers.SGD(rate), "mse")
     x = np.random.default_rng(0).random((32, 4)).astype("float32")
-    with anynan.keras.track(model, action=action) as tracker:
+    with anynan.keras.track(model, action="record") as tracker:
         model.fit(x, 100 * x.sum(1), batch_size=4, verbose=0, shuffle=False)
     (event,) = [event for event in tracker.events if event.severity == "bad"]
     assert event.times == 1
@@ -127,16 +118,12 @@ def test_a_function_of_ones_own():
 
     params = [v.value for v in model.trainable_variables]
     with anynan.keras.track(model) as tracker:
-        with pytest.warns(
-            anynan.AnynanWarning, match=r"with anynan.jax.track, which names the layers"
-        ):
+        with pytest.warns(anynan.AnynanWarning, match="with anynan.jax.track, which names"):
             jax.jit(lambda x: model(x))(x)
         assert not len(tracker.history)
         with anynan.jax.track(jax.value_and_grad(loss)) as step:
             step(params, x)
-            assert {"first", "block", "block.dense", "block.inner", "last"} <= layers(
-                step, "forward"
-            )
+            assert set(models.LAYERS) - {""} <= layers(step, "forward")
 
 
 def test_cell_inside_a_loop():

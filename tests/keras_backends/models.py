@@ -54,25 +54,13 @@ def functional(inner):
     return keras.Model(inputs, keras.layers.Dense(1, name="last")(x), name="net")
 
 
-def sequential(inner):
-    return keras.Sequential(
-        [
-            keras.Input((4,)),
-            keras.layers.Dense(4, activation="sigmoid", name="first"),
-            Block(inner, name="block"),
-            keras.layers.Dense(1, name="last"),
-        ],
-        name="net",
-    )
-
-
 def subclassed(inner):
     model = Subclassed(inner)
     model(np.zeros((1, 4), "float32"))
     return model
 
 
-KINDS = {"functional": functional, "sequential": sequential, "subclassed": subclassed}
+KINDS = {"functional": functional, "subclassed": subclassed}
 
 
 def compiled(inner, kind="functional", **options):

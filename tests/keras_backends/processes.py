@@ -8,17 +8,18 @@ from pathlib import Path
 import anynan
 
 HERE = Path(__file__).parent
+SHARED = ("checks.py", "cost_checks.py", "compare_checks.py", "precision_checks.py")
 
 
-def run(backend, *checks):
-    """Run the checks of some files, and fail with what the process says."""
+def run(backend, own):
+    """Run the checks of all backends and its own, and fail with what the process says."""
     roots = [str(HERE.parents[1]), str(Path(anynan.__file__).parents[1])]
     done = subprocess.run(
         [
             sys.executable, "-m", "pytest", "-q", "--noconftest", "-p", "no:cacheprovider",
             "-p", "tests.keras_backends.seeding", "-o", "markers=tier(n)",
             "-o", "filterwarnings=error::anynan.AnynanWarning",  # Keras and PyTorch have their own
-            *(str(HERE / file) for file in checks),
+            *(str(HERE / file) for file in (*SHARED, own)),
         ],
         env={
             **os.environ,

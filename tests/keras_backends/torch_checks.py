@@ -6,12 +6,11 @@ import pytest
 import torch
 
 import anynan
-from anynan._everywhere import Found, watch_everything
-from anynan.options import Options
 from tests.failing import failure
 from tests.keras_backends import models
 from tests.keras_backends.checks import _fresh, layers, same  # noqa: F401
 from tests.keras_backends.models import LAYERS, Log, Root, compiled, data, line, positive, zero
+from tests.tensorflow_adapter.watching import watched
 
 
 def loop(model, kind):
@@ -69,31 +68,26 @@ def test_loop_of_ones_own(kind):
 
 
 def test_loop_that_nobody_tracks_names_the_operation_inside_a_layer():
-    model, found = models.functional(Log(name="inner")), Found()
+    model = models.functional(Log(name="inner"))
     zero(model)
-    end = watch_everything(Options(action="record"), found)
-    try:
-        loop(model, "torch")()
-    finally:
-        end()
-    event = found.bad()[0]
+    event = watched(lambda: loop(model, "torch")()).bad()[0]
     assert event.layer == "block.inner"
     assert event.operation.name == "log"
     assert event.operation.source.line == line(models.__file__, "bad log")
 
 
 def test_what_a_loop_validates_is_told_though_its_metric_is_finite():
-    model, found = models.functional(Log(name="inner")), Found()
+    model = models.functional(Log(name="inner"))
     positive(model)
     accuracy = keras.metrics.SparseCategoricalAccuracy()
-    end = watch_everything(Options(action="record"), found)
-    try:
+
+    def run():
         loop(model, "torch")()
         zero(model)
         with torch.no_grad():
             accuracy.update_state(torch.zeros(8, 1), model(torch.ones(8, 4)))
-    finally:
-        end()
+
+    found = watched(run)
     assert float(accuracy.result()) == 1.0
     assert found.bad()[0].operation.name == "log"
 
@@ -114,14 +108,9 @@ def test_models_that_a_batch_runs_are_its_models():
             loss.backward()
             return {"loss": loss}
 
-    model, found = Pair(), Found()
+    model = Pair()
     model.compile("sgd", loss="mse")
-    end = watch_everything(Options(action="record"), found)
-    try:
-        model.fit(*data(), batch_size=4, verbose=0)
-        model.fit(*data(), batch_size=4, verbose=0)
-    finally:
-        end()
+    found = watched(lambda: [model.fit(*data(), batch_size=4, verbose=0) for _ in range(2)])
     assert {event.target for event in found.events} == {"model Pair"}
 
 
@@ -148,41 +137,9 @@ def test_a_layer_that_is_built_within_another_keeps_its_parameters_as_they_are()
 
     inputs = keras.KerasTensor((4, 2)), torch.ones(4, 2)
     plain = [named(x) for x in inputs]
-    end = watch_everything(Options(action="record"), Found())
-    try:
-        assert [named(x) for x in inputs] == plain
-    finally:
-        end()
-
-
-def test_a_schedule_that_divides_by_zero_is_told_as_one():
-    class Warmup(keras.optimizers.schedules.LearningRateSchedule):
-        def __call__(self, step):
-            return 0.1 / keras.ops.cast(step, "float32")
-
-    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    model.compile(keras.optimizers.SGD(Warmup()), "mse")
-    with anynan.keras.track(model, action="record") as tracker:
-        model.fit(np.ones((8, 2)), np.zeros((8, 1)), batch_size=4, verbose=0)
-    (event,) = [event for event in tracker.events if event.severity == "bad"]
-    assert event.cause.evidence == "learning_rate is inf"
-
-
-def test_loop_is_the_same_with_tracking():
-    def run(action):
-        keras.utils.set_random_seed(3)
-        model = models.functional(Root(name="inner"))
-        zero(model)
-        tracker = None if action is None else anynan.keras.track(model, action=action)
-        step = loop(model, "keras")
-        for _ in range(2):
-            step()
-        return model.get_weights(), tracker
-
-    plain, _ = run(None)
-    found, tracker = run("record")
-    same(plain, found)
-    assert tracker.events[0].layer == "block.inner"
+    seen = []
+    watched(lambda: seen.extend(named(x) for x in inputs))
+    assert seen == plain
 
 
 def test_modules_inside_a_layer_have_paths():
@@ -205,18 +162,6 @@ def test_jit_compile_is_said_and_watched():
     assert event.layer == "block.inner"
     tracker.remove()
     assert model.predict_function is function
-
-
-def test_recurrent_layer():
-    inputs = keras.Input((5, 2))
-    x = keras.layers.SimpleRNN(3, name="rnn")(inputs)
-    model = keras.Model(inputs, keras.layers.Dense(1, name="last")(x))
-    model.compile("sgd", "mse")
-    x, y = np.ones((4, 5, 2), "float32"), np.ones((4, 1), "float32")
-    with anynan.keras.track(model) as tracker:
-        model.fit(x, y, verbose=0)
-        assert {"rnn", "rnn.simple_rnn_cell", "last"} <= layers(tracker, "forward")
-        assert not tracker.events
 
 
 class Standard(keras.layers.Layer):

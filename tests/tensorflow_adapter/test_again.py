@@ -19,38 +19,6 @@ def either(first, x):
     return tf.reduce_sum(tf.sqrt(x - 20))
 
 
-def in_a_list():
-    calls = [0]
-
-    def step(x):
-        calls[0] += 1
-        return either(calls[0] % 2 == 1, x)
-
-    return step, lambda: calls[0]
-
-
-def in_a_variable():
-    calls = tf.Variable(0)
-
-    def step(x):
-        calls.assign_add(1)
-        x = tf.where(calls % 2 == 1, tf.math.log(x - 10), tf.sqrt(x - 20))
-        return tf.reduce_sum(x)
-
-    return step, lambda: int(calls)
-
-
-@pytest.mark.parametrize("make", [in_a_list, in_a_variable], ids=lambda f: f.__name__)
-def test_a_counter_is_what_it_was(make):
-    fn, count = make()
-    before = count()
-    step = anynan.tensorflow.track(fn, action="record")
-    step(tf.ones(3))
-    assert count() == before + 1
-    assert step.events[0].operation.name == "log"
-    step.remove()
-
-
 class Alternates(keras.layers.Layer):
     def __init__(self):
         super().__init__(name="inner")

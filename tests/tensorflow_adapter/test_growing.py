@@ -41,33 +41,21 @@ def root(x):
     return tf.reduce_mean(tf.sqrt(x * 0))  # bad root
 
 
-def arc(x):
-    return tf.reduce_mean(tf.acos(4 + x * x))  # bad arc
-
-
 @pytest.mark.parametrize("action", first(1, ["raise", "warn"]))
-@pytest.mark.parametrize(("loss", "operation"), [(root, "sqrt"), (arc, "acos")])
 @pytest.mark.filterwarnings("ignore::anynan.AnynanWarning")
-def test_a_step_that_builds_its_model_and_returns_nothing_is_read(action, loss, operation):
+def test_a_step_that_builds_its_model_and_returns_nothing_is_read(action):
     model = Plain()
-    step = stepping(model, loss, action=action)
+    step = stepping(model, root, action=action)
     if action == "raise":
         with pytest.raises(anynan.NonFiniteError):
             step(X)
         assert np.isfinite(model.dense.kernel.numpy()).all()
     else:
-        step(X)
-    event = step.events[0]
-    assert (event.step, event.operation.name) == (0, operation)
-    assert event.operation.source.line == line(__file__, f"bad {loss.__name__}")
-
-
-@pytest.mark.filterwarnings("ignore::anynan.AnynanWarning")
-def test_its_later_steps_are_a_consequence():
-    step = stepping(Plain(), root, action="warn")
-    for _ in range(3):
-        step(X)
-    assert len(step.events) == 1
+        for _ in range(3):
+            step(X)
+    (event,) = step.events  # what comes later is a consequence
+    assert (event.step, event.operation.name) == (0, "sqrt")
+    assert event.operation.source.line == line(__file__, "bad root")
 
 
 def test_weights_that_only_an_object_holds_are_read():
@@ -104,34 +92,6 @@ def test_a_pattern_that_fits_no_layer_yet_is_no_error():
     with pytest.raises(ValueError, match="matches no layer"):
         model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
         anynan.keras.track(model, layers="none*")
-
-
-def test_a_module_that_only_a_container_holds_is_watched_where_another_is_tracked():
-    class Part(tf.Module):
-        def __call__(self, x):
-            return tf.sqrt(x)
-
-    class Whole(tf.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight, self.part = tf.Variable([1.0]), Part()
-
-        def __call__(self, x):
-            return self.part(x * self.weight)
-
-    held = {"model": Whole()}
-
-    @anynan.tensorflow.track(action="record")
-    def step(x):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(held["model"](x))
-        tape.gradient(loss, held["model"].weight)
-
-    other = Whole()
-    with anynan.tensorflow.track(other):  # that changes the classes of both
-        step(tf.constant([-1.0]))
-    event = step.events[-1]
-    assert (event.layer, event.operation.name) == ("whole.part", "sqrt")
 
 
 @pytest.mark.tier(2)

@@ -30,10 +30,6 @@ def assert_all_finite(x):
     return x
 
 
-def lookup(x):
-    return tf.gather(tf.ones(3), tf.cast(x[0], tf.int32))
-
-
 def python(x):
     assert np.isfinite(x.numpy()).all(), "bad"
     return x
@@ -45,13 +41,7 @@ def truth(x):
     return x
 
 
-def number(x):
-    if float(tf.norm(x)) != 0.5:
-        raise ValueError(x)
-    return x
-
-
-COMPILED = [check_numerics, assert_all_finite, lookup]
+COMPILED = [check_numerics, assert_all_finite]
 
 
 @pytest.mark.parametrize("action", ["raise", "record"])
@@ -59,7 +49,7 @@ COMPILED = [check_numerics, assert_all_finite, lookup]
     ("way", "kind"),
     [(way, "compiled") for way in COMPILED]
     + [(way, "inside") for way in COMPILED]
-    + [(way, "eager") for way in [*COMPILED, python, truth, number]],
+    + [(way, "eager") for way in [*COMPILED, python, truth]],
     ids=lambda x: x if isinstance(x, str) else x.__name__,
 )
 def test_an_exception_over_a_bad_value_takes_the_report_along(way, kind, action):
@@ -118,16 +108,15 @@ def test_an_exception_in_a_models_own_call_gets_a_note():
     assert "layer   block.inner" in error.__notes__[-1]
 
 
-@pytest.mark.parametrize("error", [KeyError, StopIteration])
-def test_an_exception_over_something_else_stays_what_it_is(error):
+def test_an_exception_over_something_else_stays_what_it_is():
     def step(x):
         mask = tf.where(tf.constant([True, False]), x, -np.inf)
         tf.nn.softmax(mask).numpy()
-        raise error
+        raise StopIteration
 
     tracker = anynan.tensorflow.track(step)
     found = raised(lambda: tracker(tf.ones(2)))
-    assert type(found) is error
+    assert type(found) is StopIteration
     assert not getattr(found, "__notes__", ())
     assert not tracker.events
 
@@ -146,17 +135,6 @@ def test_what_a_dead_step_read_is_not_taken_for_the_next_ones():
         except tf.errors.InvalidArgumentError:
             assert value < 0
     assert [(event.step, event.operation.name) for event in tracker.events] == [(1, "log")]
-
-
-def test_a_check_behind_the_fault_does_not_keep_it_from_being_named():
-    model = models.functional(models.Log(name="inner"))
-
-    def step(x):
-        return tf.debugging.check_numerics(tf.reduce_sum(model(x)), "loss")
-
-    tracker = anynan.tensorflow.track(step)
-    error = raised(lambda: tracker(models.data()[0] * 100))
-    assert error.event.operation.name == "log"
 
 
 def test_a_step_that_asks_for_values_is_run_again():

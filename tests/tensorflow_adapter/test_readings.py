@@ -78,14 +78,6 @@ def test_readings_of_several_dtypes_stay_in_their_order():
     assert low.tolist() == [1.0, 2.0, 3.0]
 
 
-def test_a_sum_knows_a_single_number_only():
-    tensors = [tf.constant(-2.5), tf.constant([[7.0]]), tf.ones(3), tf.ones([0, 4])]
-    low, high, there = rows("scaled", tensors)
-    assert list(zip(low[:2], high[:2], strict=True)) == [(-2.5, -2.5), (7.0, 7.0)]
-    assert (low[2:] > high[2:]).all()
-    assert there.all()
-
-
 @pytest.mark.parametrize(("jit", "shape"), [(False, (64, 3)), (False, (192,)), (True, (64, 3))])
 def test_the_largest_numbers_are_fine_and_a_nan_among_them_is_found(jit, shape):
     model = keras.Sequential([keras.Input(shape[1:]), keras.layers.Activation("linear")])
@@ -102,8 +94,6 @@ def test_the_largest_numbers_are_fine_and_a_nan_among_them_is_found(jit, shape):
 
 # What the compiler could join with a factor of the reading's own.
 FACTORS = {
-    "times": lambda x: x * 1e38,
-    "power_of_two": lambda x: x * 2.0**127,
     "over": lambda x: x / 1e-38,
     "twice": lambda x: (x * 1e20) * 1e20,
     "matmul": lambda x: x @ (tf.transpose(x) * 1e37),
@@ -160,25 +150,6 @@ def test_limits_of_both_signs_that_are_only_placed_are_no_failure(jit):
         with pytest.raises(anynan.NonFiniteError) as caught:
             step(tf.constant([1.0, NAN, -3.0]))
     assert caught.value.event.phase == "input"
-
-
-def test_what_xla_compiles_inside_of_a_graph_is_read_as_xla_does_it_best():
-    layer = Layer(lambda x: tf.sin(x) * 2.0)
-    made = []
-
-    @tf.function(jit_compile=True)
-    def inner(x):
-        out = layer(x)
-        made.append(tf.compat.v1.get_default_graph())
-        return out
-
-    with anynan.tensorflow.track(layer, action="record") as tracker:
-        outer = tf.function(lambda x: inner(x) + 1.0)
-        outer(tf.ones((8, 4)))
-        outer(tf.constant(np.full((8, 4), np.nan, np.float32)))
-    nodes = [node for graph in made for node in graph.get_operations()]
-    assert "Mul" in {node.type for node in nodes if "anynan/" in node.name}  # it scales
-    assert [event.kind for event in tracker.events] == ["nan"]
 
 
 @pytest.mark.parametrize("jit", [False, True])

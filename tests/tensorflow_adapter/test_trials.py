@@ -60,18 +60,13 @@ def test_what_the_report_says_of_the_fix_is_what_comes_of_it(kind):
     assert trial.gradient_norm == pytest.approx(float(tf.norm(slope)), rel=1e-5)
 
 
-def slope_of_a_norm(x):
-    return tf.sqrt(tf.reduce_sum(x * x))
-
-
 def inf_minus_inf(x):
     masked = tf.where(x < 5, -np.inf, x)
     return tf.reduce_sum(tf.math.exp(masked - tf.reduce_max(masked)) * x)
 
 
-@pytest.mark.parametrize("loss", [slope_of_a_norm, inf_minus_inf])
-def test_the_gradient_is_the_repairs_own(loss):
-    event = failing(step_of(loss), tf.zeros(3))
+def test_the_gradient_is_the_repairs_own():
+    event = failing(step_of(inf_minus_inf), tf.zeros(3))
     assert event.tried.outcome == "finite"
     assert event.tried.gradient_norm == 0.0
 
@@ -156,23 +151,6 @@ def test_in_a_call_of_a_model():
     with anynan.keras.track(model):
         trial = failing(model, tf.ones((1, 4))).tried
     assert (trial.outcome, trial.extent) == ("finite", "forward")
-
-
-def test_in_a_recurrent_layer():
-    class Cell(keras.layers.Layer):
-        state_size = output_size = 2
-
-        def call(self, x, states):
-            state = states[0] + tf.math.log(x)
-            return state, [state]
-
-    last = keras.layers.Dense(1)
-    model = keras.Sequential([keras.Input((3, 2)), keras.layers.RNN(Cell()), last])
-    model.compile(loss="mse")
-    with anynan.keras.track(model):
-        event = failing(lambda: model.fit(np.zeros((1, 3, 2)), np.ones((1, 1)), verbose=0))
-    assert event.operation.name == "log"
-    assert event.tried.outcome == "finite"
 
 
 def test_what_a_loss_scaler_makes_is_not_told_as_the_loss():

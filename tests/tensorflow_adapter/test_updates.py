@@ -5,8 +5,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from anynan._everywhere import Found, watch_everything
-from anynan.options import Options
 from tests.keras_adapter.models import line
 from tests.tensorflow_adapter.watching import watched
 
@@ -89,10 +87,7 @@ def test_weights_that_are_written_well_make_no_steps_and_no_events(compiled):
     def write(weight, scale):
         weight.assign(weight * (1 - 0 * scale))
 
-    found = Found()
-    end = watch_everything(Options(action="record"), found)
-    loop(tf.function(write) if compiled else write)()
-    end()
+    found = watched(loop(tf.function(write) if compiled else write))
     assert not found.events
     assert f"in {STEPS} steps" in found.lines()[0]
 
@@ -111,23 +106,6 @@ def test_a_number_that_is_printed_where_nothing_trains_is_told_with_its_line(com
     (event,) = watched(run).events
     assert (event.operation.name, event.notes) == ("divide", ())
     assert event.operation.source.line == line(__file__, "spread of one")
-
-
-def test_a_weight_that_a_tape_begins_with_has_the_line_that_made_it_before_the_tape():
-    weight = tf.Variable(tf.ones(3))
-
-    def run():
-        step = tf.zeros(3)
-        for i in range(STEPS):
-            moved = weight - step / tf.cast(i != BAD, tf.float32)  # a step before the tape
-            with tf.GradientTape() as tape:
-                weight.assign(tf.reshape(moved, [3]))
-                loss = tf.reduce_sum(weight**2)
-            step = 0.1 * tape.gradient(loss, weight)
-
-    event = watched(run).events[0]
-    assert event.operation.name == "divide"
-    assert event.operation.source.line == line(__file__, "a step before the tape")
 
 
 def test_data_that_is_made_before_a_tape_has_its_line():
