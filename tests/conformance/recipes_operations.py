@@ -93,25 +93,13 @@ def logarithm(ops: Any, x: Any) -> Any:
     return ops.log(x)  # bad
 
 
-def share(ops: Any, x: Any) -> Any:
-    return x / ops.sum(x, axis=-1, keepdims=True)  # bad
-
-
 def root(ops: Any, x: Any) -> Any:
     return ops.sqrt(x)  # bad
-
-
-def inverse_root(ops: Any, x: Any) -> Any:
-    return x**-0.5  # bad
 
 
 def softmax_by_hand(ops: Any, x: Any) -> Any:
     grown = ops.exp(x)  # bad
     return grown / ops.sum(grown, axis=-1, keepdims=True)
-
-
-def scores(ops: Any, x: Any) -> Any:
-    return ops.matmul(x, x)  # bad
 
 
 def masked_softmax(ops: Any, x: Any) -> Any:
@@ -139,16 +127,8 @@ def hidden_logarithm(ops: Any, x: Any) -> Any:
     return ops.where(x > 0, logs, 0.0)
 
 
-def angle(ops: Any, x: Any) -> Any:
-    return ops.acos(x)  # bad
-
-
 def log_loss(ops: Any, x: Any) -> Any:
     return ops.sum(ops.log(x - 2.0))  # bad
-
-
-def unlimited(ops: Any, x: Any) -> Any:
-    return ops.where(x > 0, INF, x)
 
 
 def limited(ops: Any, x: Any) -> Any:
@@ -166,7 +146,8 @@ FAULTS = (
         kind="nan", operation="log", cause="log_of_negative", evidence="log(-0.25) at [0, 1]",
     ),
     StepRecipe(
-        "divide_by_zero", (((1, 2), (0, 0)),), share,
+        "divide_by_zero", (((1, 2), (0, 0)),),
+        lambda ops, x: x / ops.sum(x, axis=-1, keepdims=True),  # bad
         kind="nan", operation="divide", cause="divide_by_zero",
         evidence="0.0 / 0.0 at [1, 0]",
     ),
@@ -180,7 +161,7 @@ FAULTS = (
         evidence="sqrt(0.0) at [0, 1]",
     ),
     StepRecipe(
-        "power_domain", (((1, 0),),), inverse_root,
+        "power_domain", (((1, 0),),), lambda ops, x: x**-0.5,  # bad
         kind="posinf", operation="pow", cause="power_domain", evidence="0.0 ** -0.5 at [0, 1]",
     ),
     StepRecipe(
@@ -189,8 +170,8 @@ FAULTS = (
         then="divide",
     ),
     StepRecipe(
-        "overflow_in_half", (((300, 300), (300, 300)),), scores, dtype="float16",
-        kind="posinf", operation="matmul", cause="overflow_in_dtype",
+        "overflow_in_half", (((300, 300), (300, 300)),), lambda ops, x: ops.matmul(x, x),  # bad
+        dtype="float16", kind="posinf", operation="matmul", cause="overflow_in_dtype",
         evidence="in float32 the result reaches 180,000; float16 ends at 65,504",
         left="multiply",
     ),
@@ -219,7 +200,7 @@ FAULTS = (
         evidence="log(0.0) gave -inf at [0, 1]", then="log",
     ),
     StepRecipe(
-        "inverse_trig_domain", (((1, 1.5),),), angle,
+        "inverse_trig_domain", (((1, 1.5),),), lambda ops, x: ops.acos(x),  # bad
         kind="nan", operation="acos", cause="inverse_trig_domain", evidence="acos(1.5) at [0, 1]",
     ),
     StepRecipe(
@@ -228,7 +209,8 @@ FAULTS = (
         evidence="log(-1.0) at [0, 0]",
     ),
     StepRecipe(
-        "after_an_inf_that_was_meant", (((1, 3),),), unlimited, limited, log_loss,
+        "after_an_inf_that_was_meant", (((1, 3),),), lambda ops, x: ops.where(x > 0, INF, x),
+        limited, log_loss,
         phase="loss", layer=None, kind="nan", operation="log", cause="log_of_negative",
         evidence="log(-1.0) at [0, 0]",
     ),
@@ -292,14 +274,6 @@ def largest_beside_padding(ops: Any, x: Any) -> Any:
     return ops.max(ops.concat([x, ops.array([[-INF, -INF], [-INF, -INF]])], axis=-1), axis=-1)
 
 
-def nearly_too_large(ops: Any, x: Any) -> Any:
-    return x * 3e38
-
-
-def softmax(ops: Any, x: Any) -> Any:
-    return ops.softmax(x)
-
-
 def squares(ops: Any, x: Any) -> Any:
     return ops.sum(ops.softmax(x) * ops.softmax(x))
 
@@ -316,9 +290,9 @@ SILENT = (
     StepRecipe("double_where", PAIR * 3, double_where),
     StepRecipe("capped_exp", (((1, 200), (1, 2)),), capped, contained="exp"),
     StepRecipe("padded_with_inf", PAIR * 3, largest_beside_padding),
-    StepRecipe("near_the_end_of_the_dtype", PAIR, nearly_too_large, loss=squares),
+    StepRecipe("near_the_end_of_the_dtype", PAIR, lambda ops, x: x * 3e38, loss=squares),
     StepRecipe(
-        "masked_scores_leave_a_layer", PAIR * 3, masked, softmax,
+        "masked_scores_leave_a_layer", PAIR * 3, masked, lambda ops, x: ops.softmax(x),
         kind="neginf", severity="suspect",
     ),
 )  # fmt: skip

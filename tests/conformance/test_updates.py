@@ -1,5 +1,6 @@
 """How far updates move the weights is told alike, in one step of so many, in every framework."""
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -74,13 +75,8 @@ def with_tensorflow(*, compiled: bool = False, **options: Any) -> Made:
     def train(x: Any) -> None:
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(model(x) ** 2)
-        optimizer.apply_gradients(
-            zip(
-                tape.gradient(loss, model.trainable_variables),
-                model.trainable_variables,
-                strict=True,
-            )
-        )
+        weights = model.trainable_variables
+        optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
 
     tracker = anynan.tensorflow.track(model, **split(options))
     run = tf.function(train) if compiled else train
@@ -90,10 +86,6 @@ def with_tensorflow(*, compiled: bool = False, **options: Any) -> Made:
         run(tf.constant(x))
 
     return tracker, step, lambda: [v.numpy().copy() for v in model.trainable_variables]
-
-
-def with_tensorflow_compiled(**options: Any) -> Made:
-    return with_tensorflow(compiled=True, **options)
 
 
 def with_keras(**options: Any) -> Made:
@@ -132,7 +124,7 @@ BACKENDS = {
     "torch": with_torch,
     "jax": with_jax,
     "tensorflow": with_tensorflow,
-    "tensorflow-compiled": with_tensorflow_compiled,
+    "tensorflow-compiled": functools.partial(with_tensorflow, compiled=True),
     "keras": with_keras,
     "mlx": with_mlx,
 }

@@ -4,7 +4,6 @@ import pytest
 
 from tests.keras_backends.checks import (  # noqa: F401
     test_a_model_that_fit_builds_is_watched_from_its_first_batch,
-    test_a_plain_call_that_builds_a_model_is_watched,
     test_bad_batch_and_bad_label_are_told_apart,
     test_bad_weight_is_found_at_once,
     test_being_built_into_another_model_is_no_step,

@@ -396,14 +396,6 @@ def test_a_model_that_fit_builds_is_watched_from_its_first_batch():
     assert layers(monitor.tracker, "forward") == {"", "first", "inner"}
 
 
-def test_a_plain_call_that_builds_a_model_is_watched():
-    model = Late()
-    with anynan.keras.track(model, action="record", layers="inner") as tracker:
-        model(data()[0])
-    event = tracker.events[0]
-    assert (event.step, event.layer, event.operation.name) == (0, "inner", "log")
-
-
 def test_what_cannot_be_tracked_is_refused():
     with pytest.raises(TypeError, match="takes a Keras model, not int"):
         anynan.keras.track(3)

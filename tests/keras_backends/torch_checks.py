@@ -92,28 +92,6 @@ def test_what_a_loop_validates_is_told_though_its_metric_is_finite():
     assert found.bad()[0].operation.name == "log"
 
 
-def test_models_that_a_batch_runs_are_its_models():
-    class Pair(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.first, self.second = (models.functional(Log(name=x)) for x in ("a", "b"))
-
-        def call(self, x):
-            return self.second(self.first(x)[:, :1].expand(-1, 4))
-
-        def train_step(self, batch):
-            x, y = batch
-            loss = ((self.second(self.first(x)[:, :1].expand(-1, 4)) - y) ** 2).mean()
-            self.zero_grad()
-            loss.backward()
-            return {"loss": loss}
-
-    model = Pair()
-    model.compile("sgd", loss="mse")
-    found = watched(lambda: [model.fit(*data(), batch_size=4, verbose=0) for _ in range(2)])
-    assert {event.target for event in found.events} == {"model Pair"}
-
-
 def test_a_layer_that_is_built_within_another_keeps_its_parameters_as_they_are():
     class Inner(keras.layers.Layer):
         def build(self, _):
@@ -198,18 +176,3 @@ def test_made_up_numbers_that_keras_builds_with_are_not_judged(name):
     event = failure(run_once, ill, name, np.ones((8, 4), "float32"))
     assert (event.layer, event.cause.tag) == ("std", "divide_by_zero")
     assert event.step == 0
-
-
-class Unit(keras.constraints.Constraint):
-    def __call__(self, w):
-        return w / keras.ops.norm(w * 0.0)  # bad constraint
-
-
-def test_a_constraint_that_spoils_a_weight_has_operation_and_line():
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, kernel_constraint=Unit())])
-    model.compile("sgd", "mse")
-    tracker = anynan.keras.track(model, action="record")
-    model.fit(np.ones((8, 4)), np.ones((8, 2)), batch_size=4, verbose=0)
-    event = tracker.events[0]
-    assert (event.operation.name, event.cause.tag) == ("divide", "divide_by_zero")
-    assert event.operation.source.line == line(__file__, "bad constraint")

@@ -74,18 +74,6 @@ def test_weights_that_only_an_object_holds_are_read():
     assert step.events[0].operation.name == "sqrt"
 
 
-def test_a_model_that_says_it_is_built_is_watched_when_its_layers_are():
-    model = Plain()
-    with pytest.warns(UserWarning, match="does not have a `build\\(\\)` method"):
-        model.build((2, 3))
-    with anynan.keras.track(model, action="record") as tracker:
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.math.log(-tf.abs(model(X))))
-        tape.gradient(loss, model.trainable_variables)
-    assert tracker.events[0].phase == "loss"
-    assert {"dense.kernel", "dense.bias"} <= {r.site.parameter for r in tracker.history}
-
-
 def test_a_pattern_that_fits_no_layer_yet_is_no_error():
     with anynan.keras.track(Plain(), layers="dense*"):
         pass

@@ -9,7 +9,6 @@ import pytest
 import tensorflow as tf
 
 import anynan
-from anynan._steps.tracked import inside
 from tests.keras_adapter import models
 
 pytestmark = pytest.mark.tier(2)
@@ -151,19 +150,6 @@ def test_a_step_that_asks_for_values_is_run_again():
     tracker = anynan.tensorflow.track(step, action="record")
     tracker(tf.ones(2))
     assert [event.operation.name for event in tracker.events] == ["sqrt"]
-
-
-def test_a_compiled_module_counts_one_step_for_each_call():
-    class Module(tf.Module):
-        @tf.function
-        def __call__(self, x):
-            return x * 2
-
-    module = Module()
-    with anynan.tensorflow.track(module) as tracker:
-        for _ in range(3):
-            module(tf.ones(2))
-        assert inside(tracker).judge.step == 3
 
 
 @pytest.mark.filterwarnings("ignore::anynan.AnynanWarning")

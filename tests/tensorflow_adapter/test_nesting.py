@@ -186,18 +186,3 @@ def test_other_graphs_that_are_traced_meanwhile_are_left_alone(capsys):
     said = capsys.readouterr().out.splitlines()
     assert len(said) > 4  # the step was traced again, and again by values
     assert set(said) == {"True False"}
-
-
-def test_the_gradient_of_a_compiled_step_that_a_plain_function_calls_is_looked_into():
-    weight = tf.Variable([0.0, 1.0])
-
-    @tf.function
-    def train(x):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(tf.sqrt(weight * x))
-        weight.assign_sub(tape.gradient(loss, weight))
-        return loss
-
-    with pytest.raises(anynan.NonFiniteError) as caught:
-        anynan.tensorflow.track(lambda x: train(x))(tf.ones(2))
-    assert caught.value.event.operation.name == "sqrt", str(caught.value)

@@ -7,8 +7,6 @@ import tensorflow as tf
 
 import anynan
 from anynan.tensorflow.read import readings
-from tests.failing import failure
-from tests.keras_adapter import models
 from tests.tiers import first
 
 NAN, INF = np.nan, np.inf
@@ -137,35 +135,3 @@ def test_infs_of_both_signs_are_no_nan(jit):
     assert (event.kind, event.operation.name) == ("posinf", "divide")
     kinds = [r.kind for r in tracker.history if r.phase == "forward"]
     assert kinds == [None, "posinf"]
-
-
-@pytest.mark.parametrize("jit", first(1, [False, True]))
-def test_limits_of_both_signs_that_are_only_placed_are_no_failure(jit):
-    layer = Layer(lambda x: tf.where(x > 0, INF, -INF) + 0 * x)
-    with anynan.tensorflow.track(layer) as tracker:
-        step = tf.function(lambda x: tf.reduce_sum(tf.tanh(layer(x))), jit_compile=jit)
-        for _ in range(2):
-            step(tf.constant([1.0, -1.0, 3.0]))
-        assert {event.severity for event in tracker.events} <= {"suspect"}
-        with pytest.raises(anynan.NonFiniteError) as caught:
-            step(tf.constant([1.0, NAN, -3.0]))
-    assert caught.value.event.phase == "input"
-
-
-@pytest.mark.parametrize("jit", [False, True])
-@pytest.mark.tier(2)
-def test_the_magnitudes_of_a_failing_step_are_in_its_report(jit):
-    model = models.functional(models.Root(name="inner"))
-    models.positive(model)
-    model.compile("sgd", "mse", jit_compile=jit)
-    tracker = anynan.keras.track(model)
-    model.fit(*models.data(), verbose=0)
-    sizes = [r.absmax for r in tracker.history.last() if r.phase == "forward"]
-    assert (None in sizes) == jit
-    models.zero(model)
-    event = failure(model.fit, *models.data(), verbose=0)
-    assert (event.layer, event.phase, event.parameter) == ("block.inner", "backward", None)
-    assert [name for name, _ in event.trail] == ["last", "block.inner"]
-    assert event.trail[0][1] is not None
-    sizes = [r.absmax for r in tracker.history.last() if r.phase == "forward"]
-    assert None not in sizes

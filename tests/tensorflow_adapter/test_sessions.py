@@ -106,36 +106,6 @@ def test_a_gradient_that_is_bad_is_read_where_the_loss_is_finite(asked: list[str
     assert event.operation.source.line == line(__file__, "the slope of what is left out")
 
 
-def test_what_is_placed_beside_a_variable_is_run_again_without_it() -> None:
-    with graph() as found:
-        x = v1.placeholder(tf.float32, [])
-        w = v1.get_variable("w", initializer=1.0, use_resource=False)
-        with v1.colocate_with(w):
-            loss = w * tf.math.log(x)  # beside the weight
-        train = v1.train.GradientDescentOptimizer(0.1).minimize(loss)
-        with begun() as session:
-            session.run([train, loss], {x: -1.0})
-    (event,) = found.events
-    assert (event.operation.name, event.notes) == ("log", ())
-    assert event.operation.source.line == line(__file__, "beside the weight")
-
-
-@pytest.mark.parametrize("resource", [False, True])
-def test_a_run_that_asks_for_a_variable_and_begins_it_anew_is_run_again(resource: bool) -> None:
-    with graph() as found:
-        x = v1.placeholder(tf.float32, [])
-        w = v1.get_variable("w", initializer=2.0, use_resource=resource)
-        anew = v1.assign(w, x)
-        with tf.control_dependencies([anew]):
-            loss = tf.math.log(w.read_value())
-        with begun() as session:
-            for value in (1.0, -1.0):
-                session.run([w, loss, anew], {x: value})
-    (event,) = found.events
-    assert (event.operation.name, event.step, event.notes) == ("log", 1, ())
-    assert event.operation.inputs[0].min == -1
-
-
 def drawn(*, watched: bool = True) -> tuple[list[float], Any]:
     """Run what is NaN for some draws, until it is."""
     out: list[float] = []

@@ -114,22 +114,6 @@ def test_nothing_is_claimed_of_the_inside_of_a_loop_that_stays_closed(closed, ou
     assert getattr(trial, "outcome", None) == outcome
 
 
-def test_of_a_gradient_of_some_rows_no_norm_is_told():
-    table = tf.Variable(X)
-
-    @anynan.tensorflow.track
-    @tf.function
-    def step(rows):
-        with tf.GradientTape() as tape:
-            value = logs(tf.gather(table, rows))
-        return value, tape.gradient(value, table)
-
-    trial = failing(step, tf.constant([0, 0, 1])).tried
-    assert trial.outcome == "finite"
-    assert trial.loss == pytest.approx(2 * np.log(1e-8), rel=1e-5)
-    assert trial.gradient_norm is None
-
-
 @pytest.mark.parametrize("how", [{"jit_compile": False}, {"run_eagerly": True}, {}])
 def test_in_fit(how):
     model = models.compiled(models.functional(models.Log()), **how)
@@ -143,14 +127,6 @@ def test_in_fit(how):
     assert trial.gradient_norm is not None
     for now, then in zip(model.get_weights(), weights, strict=True):
         assert (now == then).all()
-
-
-def test_in_a_call_of_a_model():
-    model = models.functional(models.Log())
-    models.zero(model)
-    with anynan.keras.track(model):
-        trial = failing(model, tf.ones((1, 4))).tried
-    assert (trial.outcome, trial.extent) == ("finite", "forward")
 
 
 def test_what_a_loss_scaler_makes_is_not_told_as_the_loss():

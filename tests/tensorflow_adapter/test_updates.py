@@ -135,16 +135,3 @@ def test_what_a_function_makes_of_the_gradient_of_its_data_is_told_with_its_line
     event = watched(lambda: ascend(X)).events[0]
     assert event.operation.name == "divide"
     assert event.operation.source.line == line(__file__, "ascent")
-
-
-def test_a_gradient_that_a_loop_begins_with_is_what_is_bad():
-    net = keras.Sequential([keras.layers.Dense(1)])
-
-    def run():
-        with tf.GradientTape() as tape:
-            out = net(X) * 2.0
-        begins = np.full((8, 1), np.nan, np.float32)
-        tape.gradient(out, net.trainable_variables, output_gradients=begins)
-
-    event = watched(run).events[0]
-    assert (event.cause.tag, event.tensor) == ("bad_input", "output_gradients"), event
