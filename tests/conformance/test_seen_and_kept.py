@@ -96,39 +96,6 @@ def with_torch(folder: Path) -> Failed:
     return failed
 
 
-def with_jax(folder: Path) -> Failed:
-    jax = pytest.importorskip("jax")
-    jnp = jax.numpy
-    held = {"params": {"grow": {"w": jnp.ones(4, jnp.float32)}}}
-
-    def loss(params: Any, x: Any) -> Any:
-        with anynan.scope("grow"):
-            y = (x * params["grow"]["w"]).astype(jnp.float16)
-        return -jnp.square(y.astype(jnp.float32)).mean()
-
-    @jax.jit
-    def train(params: Any, x: Any) -> Any:
-        value, slope = jax.value_and_grad(loss)(params, x)
-        return jax.tree.map(lambda p, g: p - RATE * g, params, slope), value
-
-    sizes = anynan.Advanced(stats="absmax")
-    tracker = anynan.jax.track(train, save=folder / "bundle", advanced=sizes)
-
-    def step(run: Any = tracker) -> None:
-        held["params"], _ = run(held["params"], X)
-
-    failed = until_it_fails(folder, tracker, step)
-    for _ in range(4):
-        step(train)
-    from safetensors.numpy import save_file
-
-    w = np.array(held["params"]["grow"]["w"])
-    save_file({"grow.w": w}, folder / "weights.safetensors")
-    np.savez(folder / "weights.npz", w=w)
-    failed.files = [folder / "weights.safetensors", folder / "weights.npz"]
-    return failed
-
-
 def with_keras(folder: Path) -> Failed:
     keras = pytest.importorskip("keras")
     pytest.importorskip("h5py")
@@ -161,7 +128,7 @@ def with_keras(folder: Path) -> Failed:
     return failed
 
 
-FRAMEWORKS = {"torch": with_torch, "jax": with_jax, "keras": with_keras}
+FRAMEWORKS = {"torch": with_torch, "keras": with_keras}
 
 
 @pytest.fixture(scope="module", params=FRAMEWORKS)
