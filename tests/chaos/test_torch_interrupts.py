@@ -8,7 +8,7 @@ import os
 import random
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import CodeType, FrameType
@@ -202,7 +202,7 @@ def test_ctrl_c_at_any_line_of_track_and_remove(what: str, amount: str, handler:
     def interrupted(at: int = 0) -> tuple[Interrupt, Any]:
         program = Program("model", level="operation")
         program.run()
-        act = program.tracker.remove
+        act: Callable[[], Any] = program.tracker.remove
         if what == "track":
             act()
             act = partial(anynan.torch.track, program.model)

@@ -69,8 +69,7 @@ CAUSES = (
     ),
     StepRecipe(
         "number_by_zero", (((1, 0),),), lambda ops, x: (x + 1) / x,  # bad
-        kind="posinf", operation="divide", cause="divide_by_zero",
-        evidence="1.0 / 0.0 at [0, 1]",
+        kind="posinf", operation="divide", cause="divide_by_zero", evidence="1.0 / 0.0 at [0, 1]",
     ),
     StepRecipe(
         "one_by_the_root_of_zero", (((1, 0),),), lambda ops, x: ops.rsqrt(x),  # bad
@@ -184,8 +183,7 @@ CAUSES = (
     ),
     StepRecipe(
         "forced_choice", (((1, 2),),), forced_choice,
-        kind="nan", operation="softmax", cause="softmax_of_inf",
-        evidence="1 x inf in the operand",
+        kind="nan", operation="softmax", cause="softmax_of_inf", evidence="1 x inf in the operand",
     ),
     StepRecipe(
         "masked_target", (((1, 3),),), masked_target,
@@ -199,8 +197,7 @@ CAUSES = (
     ),
     StepRecipe(
         "spread_of_one", (((1,),),), lambda ops, x: ops.sample_var(x),  # bad
-        kind="nan", operation="var", cause="variance_of_one",
-        evidence="1 element, and n - 1 is 0",
+        kind="nan", operation="var", cause="variance_of_one", evidence="1 element, and n - 1 is 0",
     ),
     StepRecipe(
         "mean_of_nothing", (((1, 2),),), lambda ops, x: ops.mean(x[:, 2:]),  # bad

@@ -148,8 +148,7 @@ FAULTS = (
     StepRecipe(
         "divide_by_zero", (((1, 2), (0, 0)),),
         lambda ops, x: x / ops.sum(x, axis=-1, keepdims=True),  # bad
-        kind="nan", operation="divide", cause="divide_by_zero",
-        evidence="0.0 / 0.0 at [1, 0]",
+        kind="nan", operation="divide", cause="divide_by_zero", evidence="0.0 / 0.0 at [1, 0]",
     ),
     StepRecipe(
         "sqrt_of_negative", (((1, -4),),), root,
@@ -172,8 +171,7 @@ FAULTS = (
     StepRecipe(
         "overflow_in_half", (((300, 300), (300, 300)),), lambda ops, x: ops.matmul(x, x),  # bad
         dtype="float16", kind="posinf", operation="matmul", cause="overflow_in_dtype",
-        evidence="in float32 the result reaches 180,000; float16 ends at 65,504",
-        left="multiply",
+        evidence="in float32 the result reaches 180,000; float16 ends at 65,504", left="multiply",
     ),
     StepRecipe(
         "softmax_fully_masked", (((1, 2), (3, 4)),), masked_softmax,
@@ -221,8 +219,7 @@ FAULTS = (
     ),
     StepRecipe(
         "bad_input", (((1, 2), (3, 4)), ((1, 2), (NAN, 4))),
-        phase="input", layer=None, kind="nan", operation="multiply", cause="bad_input",
-        step=1,
+        phase="input", layer=None, kind="nan", operation="multiply", cause="bad_input", step=1,
     ),
     StepRecipe(
         "bad_parameter", (((1, 2),), ((1, 2),)), spoiled=1,

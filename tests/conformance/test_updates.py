@@ -120,7 +120,7 @@ def with_mlx(**options: Any) -> Made:
     return tracker, step, lambda: [np.array(x) for _, x in utils.tree_flatten(model.parameters())]
 
 
-BACKENDS = {
+BACKENDS: dict[str, Callable[..., Made]] = {
     "torch": with_torch,
     "jax": with_jax,
     "tensorflow": with_tensorflow,

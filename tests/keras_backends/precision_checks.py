@@ -63,23 +63,3 @@ def test_a_product_between_two_layers_is_found_and_the_code_of_the_plan_cures_it
 
 def test_bfloat16_fits():
     assert anynan.precision(net(), X, dtype="bfloat16").fits
-
-
-class Named(keras.layers.Layer):
-    """Take what it works on by name, and nothing of training."""
-
-    def __init__(self):
-        super().__init__()
-        self.inner = keras.layers.Dense(3)
-
-    def call(self, batch):
-        return {"out": self.inner(batch["x"])}
-
-
-def test_a_layer_that_takes_a_dict_and_nothing_of_training():
-    batch = {"x": keras.ops.convert_to_tensor(np.ones((4, 6), "float32"))}
-    a, b = Named(), Named()
-    a(batch), b(batch)
-    assert anynan.precision(a, batch).fits
-    b.set_weights(a.get_weights())
-    assert anynan.compare(a, b, batch).place is None

@@ -167,30 +167,6 @@ def test_a_second_run_that_differs_is_not_believed():
     assert any("saw other values than the first" in note for note in event.notes)
 
 
-def test_the_models_own_call_is_run_again_where_the_step_is_clean():
-    class Net(tf.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight = tf.Variable([1.0])
-
-        def __call__(self, x):
-            return tf.math.log(x * self.weight)
-
-    net, hidden = Net(), Hidden()
-
-    def step(x):
-        hidden.calls += 1
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(net(x - 2.0 * (hidden.calls == 1)))
-        return loss, tape.gradient(loss, net.weight)
-
-    with anynan.tensorflow.track(step) as tracker, pytest.raises(anynan.NonFiniteError) as caught:
-        tracker(tf.constant([1.0]))
-    event = caught.value.event
-    assert (event.operation.name, event.phase, event.tried) == ("log", "forward", None)
-    assert "model's call alone" in str(caught.value)
-
-
 def test_a_nan_that_a_fused_relu_hid_in_the_first_run_is_followed_all_the_same():
     """TensorFlow fuses a relu with the product before it on a CPU: that gives 0 for NaN."""
     layers = [keras.Input((4,)), keras.layers.Dense(4, activation="relu"), keras.layers.Dense(1)]

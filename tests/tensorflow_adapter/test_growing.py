@@ -74,14 +74,6 @@ def test_weights_that_only_an_object_holds_are_read():
     assert step.events[0].operation.name == "sqrt"
 
 
-def test_a_pattern_that_fits_no_layer_yet_is_no_error():
-    with anynan.keras.track(Plain(), layers="dense*"):
-        pass
-    with pytest.raises(ValueError, match="matches no layer"):
-        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
-        anynan.keras.track(model, layers="none*")
-
-
 @pytest.mark.tier(2)
 def test_rows_that_run_out_in_the_second_trace_of_a_function_break_nothing() -> None:
     """What makes variables, as an optimizer does, is traced twice, the second time without any."""

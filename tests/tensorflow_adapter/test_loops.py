@@ -270,40 +270,6 @@ def test_what_the_program_writes_between_steps_is_not_put_to_the_optimizer():
     assert (event.phase, event.step, event.cause.tag) == ("parameter", 1, "bad_parameter")
 
 
-@pytest.mark.parametrize("by_hand", [False, True])
-def test_what_a_new_weight_came_with_is_not_put_to_an_update_before_it(by_hand):
-    old, new = tf.Variable([1.0]), tf.Variable([np.nan])
-
-    def run():
-        for weights in ([old], [old, new]):
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_sum(tf.add_n(weights) ** 2)
-            slopes = tape.gradient(loss, weights)
-            if by_hand:
-                for weight, slope in zip(weights, slopes, strict=True):
-                    weight.assign_sub(0.1 * slope)
-            else:
-                keras.optimizers.Adam().apply(slopes, weights)
-
-    (event,) = watched(run).bad()
-    assert (event.phase, event.step, event.cause.tag) == ("parameter", 1, "bad_parameter")
-
-
-@pytest.mark.parametrize("fault", first(1, [np.nan, 0.0, None]))
-def test_a_compiled_function_that_only_draws_by_bad_logits_is_told(fault):
-    net, names = model(), tf.constant(["a", "b"])
-
-    @tf.function
-    def draw(x):
-        logits = net(x) * [0.0, 1.0] + tf.constant([-np.inf if fault is None else 0.0, 0.0])
-        logits = logits if fault is None else logits * 0.0 / fault  # drawn by
-        return tf.gather(names, tf.random.categorical(logits=logits, num_samples=1) % 2)
-
-    events = watched(lambda: draw(X)).bad()
-    lines = [event.operation.source.line for event in events]
-    assert lines == ([] if fault is None else [line(__file__, "drawn by")])
-
-
 @pytest.mark.parametrize("traced", [False, True])
 def test_what_is_watched_can_be_saved(tmp_path, traced):
     saved = tf.Module()

@@ -104,16 +104,6 @@ def test_nothing_is_claimed_of_code_that_has_changed_since_it_was_traced():
     assert failing(tracker, X).tried is None
 
 
-@pytest.mark.parametrize(("closed", "outcome"), [(True, None), (False, "finite")])
-def test_nothing_is_claimed_of_the_inside_of_a_loop_that_stays_closed(closed, outcome):
-    def turn(x):
-        own = tf.numpy_function(lambda y: y, [x], tf.float32) if closed else x
-        return tf.math.log(x) + 0 * own
-
-    trial = failing(step_of(lambda x: tf.map_fn(turn, x)[0]), X).tried
-    assert getattr(trial, "outcome", None) == outcome
-
-
 @pytest.mark.parametrize("how", [{"jit_compile": False}, {"run_eagerly": True}, {}])
 def test_in_fit(how):
     model = models.compiled(models.functional(models.Log()), **how)
