@@ -218,7 +218,7 @@ class ClipStrict(Program):
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0, error_if_nonfinite=True)
 
 
-# Frozen and shared weights.
+# A layer that is put in the place of another.
 
 
 class Adapted(nn.Module):
@@ -234,28 +234,6 @@ class Adapted(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.base(x) + self.up(self.fault(self.down(x)))
         return out
-
-
-class Tied(nn.Module):
-    def __init__(self, fault: Fault) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(5, 4)
-        self.fault = fault
-        self.head = nn.Linear(4, 5, bias=False)
-        self.head.weight = self.embed.weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.head(self.fault(self.embed(x)))
-        return out
-
-
-@program
-class TiedWeights(Program):
-    def build(self) -> nn.Module:
-        return Tied(self.fault)
-
-    def batch(self) -> Tensor:
-        return torch.randint(5, (3, 6))
 
 
 # Recurrence.

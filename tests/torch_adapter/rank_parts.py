@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import anynan
 from tests.flat import split
+from tests.torch_adapter.training import Fault
 
 STEPS = 4
 BAD_STEP = 2
@@ -46,21 +47,6 @@ def hearing() -> Iterator[None]:
         warnings.simplefilter("always")
         warnings.showwarning = hear
         yield
-
-
-class Fault(nn.Module):
-    """Pass values through, or make a bad value of them when armed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.armed = ""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.armed == "forward":
-            return torch.log(-1 - x.abs())
-        if self.armed == "backward":
-            return x + torch.sqrt(0 * x)
-        return x
 
 
 class Net(nn.Module):

@@ -9,22 +9,19 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-import anynan
 from tests.torch_adapter.rank_parts import (
     BAD_STEP,
     SCENARIOS,
-    Fault,
     Net,
     batch,
     ddp,
     fsdp,
     rank,
     scenario,
-    stepping,
     train,
-    until_bad,
     untracked,
 )
+from tests.torch_adapter.training import Fault
 
 
 @scenario
@@ -36,24 +33,6 @@ def bad_batch() -> dict[str, Any]:
         return x
 
     return train(*ddp(), data=data)
-
-
-@scenario
-def loss_outside() -> dict[str, Any]:
-    """Make the loss behind the model, where one rank takes the logarithm of 0."""
-    model, _ = ddp()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def step(at: int) -> None:
-        optimizer.zero_grad()
-        loss = model(batch(at)).square().mean()
-        if at == BAD_STEP and rank() == 1:
-            loss = loss + torch.log(loss * 0)
-        loss.backward()
-        optimizer.step()
-
-    with anynan.torch.track(model):
-        return until_bad(step)
 
 
 def tensor_parallel() -> tuple[nn.Module, Fault]:
@@ -76,36 +55,6 @@ def same(step: int) -> torch.Tensor:
     return torch.randn(3, 4, generator=made)
 
 
-def dtensors() -> tuple[nn.Module, Fault]:
-    """Keep the activations DTensors, too."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import Replicate
-    from torch.distributed.tensor.parallel import (
-        ColwiseParallel,
-        PrepareModuleOutput,
-        RowwiseParallel,
-        parallelize_module,
-    )
-
-    torch.manual_seed(0)
-    net = Net()
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    parallelize_module(
-        net,
-        mesh,
-        {
-            "first": ColwiseParallel(use_local_output=False),
-            "last": RowwiseParallel(use_local_output=False),
-        },
-    )
-    parallelize_module(
-        net,
-        mesh,
-        PrepareModuleOutput(output_layouts=Replicate(), desired_output_layouts=Replicate()),
-    )
-    return net, net.fault
-
-
 def trained(
     make: Callable[[], tuple[nn.Module, Fault]],
     data: Callable[[int], torch.Tensor],
@@ -120,7 +69,6 @@ def trained(
 
 for _name, _make, _data in (
     ("", ddp, batch), ("fsdp_", fsdp, batch), ("tp_", tensor_parallel, same),
-    ("dtensor_", dtensors, same),
 ):  # fmt: skip
     _skip = {"action": "skip"} if _name else {}
     SCENARIOS |= {
@@ -156,23 +104,6 @@ def weight_gradient() -> dict[str, Any]:
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Sequential(nn.Linear(4, 4), Scale(), nn.Linear(4, 4)))
     return train(model, fault, armed="x")
-
-
-@scenario
-def fsdp_tracked_first() -> dict[str, Any]:
-    from torch.distributed.fsdp import fully_shard
-
-    torch.manual_seed(0)
-    net = Net()
-    with anynan.torch.track(net):
-        for module in (net.first, net.last, net):
-            fully_shard(module)
-
-        def data(at: int) -> torch.Tensor:
-            net.fault.armed = "forward" if at == BAD_STEP and rank() == 1 else ""
-            return batch(at)
-
-        return until_bad(stepping(net, data))
 
 
 @scenario

@@ -21,7 +21,6 @@ from tests.torch_adapter.rank_parts import (
     BAD_STEP,
     SCENARIOS,
     STEPS,
-    Fault,
     Net,
     batch,
     ddp,
@@ -35,6 +34,7 @@ from tests.torch_adapter.rank_parts import (
     train,
     until_bad,
 )
+from tests.torch_adapter.training import Fault
 
 
 @scenario
@@ -57,22 +57,6 @@ def evaluation() -> dict[str, Any]:
                 fault.armed = ""
                 model.train()
     return seen | {"stopped": at}
-
-
-@scenario
-def evaluation_of_a_part() -> dict[str, Any]:
-    """One rank looks at a part of the model, without gradients, right before its step."""
-    model, fault = ddp()
-
-    def data(at: int) -> torch.Tensor:
-        if rank() == 0:
-            with torch.no_grad():
-                model.module.first(batch(at))
-        fault.armed = "forward" if at == BAD_STEP and rank() == 0 else ""
-        return batch(at)
-
-    with anynan.torch.track(model):
-        return until_bad(stepping(model, data))
 
 
 @scenario
@@ -165,15 +149,11 @@ def settings() -> dict[str, Any]:
     seen = {}
     for name, wrapped, options in [
         ("buffers", {}, {}),
-        ("unused", {"find_unused_parameters": True}, {}),
         ("static", {"static_graph": True}, {}),
-        ("view", {"gradient_as_bucket_view": True}, {}),
         ("step", {}, {"read": "end"}),
         ("every", {}, {"read": 2}),
         ("operation", {}, {"level": "operation"}),
-        ("parameters", {}, {"parameters": True}),
         ("no replay", {}, {"replay": False}),
-        ("no backward", {}, {"backward": False}),
     ]:
         torch.manual_seed(0)
         fault = Fault()
@@ -181,25 +161,6 @@ def settings() -> dict[str, Any]:
         model = DistributedDataParallel(net, **wrapped)
         result = train(model, fault, armed="forward", action="skip", **options)
         seen[name] = result
-    return {"seen": seen}
-
-
-@scenario
-def compiled() -> dict[str, Any]:
-    """A compiled module inside the wrapper, and a compiled wrapper."""
-    seen = []
-    for inside in (True, False):
-        torch.manual_seed(0)
-        net = nn.Sequential(Zeros(), nn.Linear(4, 4))
-        if inside:
-            tracker = anynan.torch.track(net)
-            model = DistributedDataParallel(torch.compile(net, backend="aot_eager"))
-        else:
-            wrapper = DistributedDataParallel(net)
-            tracker = anynan.torch.track(wrapper)
-            model = torch.compile(wrapper, backend="aot_eager")
-        seen.append(until_bad(stepping(model, lambda at: zeroed(at, BAD_STEP))))
-        tracker.remove()
     return {"seen": seen}
 
 
@@ -227,21 +188,6 @@ def mesh() -> dict[str, Any]:
         return torch.randn(3, 4, generator=made)
 
     return train(net, net.fault, armed="forward", where=(3,), data=data)
-
-
-@scenario
-def checkpointed() -> dict[str, Any]:
-    """Activation checkpointing inside FSDP2: the weights are gathered once more to recompute."""
-    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-    from torch.distributed.fsdp import fully_shard
-
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(4, 8), checkpoint_wrapper(Net(8)), nn.Linear(4, 4))
-    net[1]._checkpoint_wrapped_module.first = nn.Linear(8, 8)
-    fault = net[1]._checkpoint_wrapped_module.fault
-    for module in (net[0], net[1], net):
-        fully_shard(module)
-    return train(net, fault, armed="backward", action="skip")
 
 
 @scenario
@@ -299,54 +245,11 @@ SCENARIOS |= {
 
 
 @scenario
-def schedule() -> dict[str, Any]:
-    """PyTorch's own pipelining: micro-batches, one stage on each rank."""
-    from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
-
-    torch.manual_seed(0)
-    fault = Fault()
-    module = nn.Sequential(nn.Linear(4, 4), fault, nn.Tanh())
-    made = PipelineStage(module, rank(), dist.get_world_size(), torch.device("cpu"))
-    run = ScheduleGPipe(made, n_microbatches=2, loss_fn=nn.functional.mse_loss)
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-
-    def step(at: int) -> None:
-        fault.armed = "forward" if at == BAD_STEP and rank() == 0 else ""
-        optimizer.zero_grad()
-        if rank() == 0:
-            run.step(torch.ones(4, 4))
-        else:
-            run.step(target=torch.zeros(4, 4))
-        optimizer.step()
-
-    with anynan.torch.track(module):
-        return until_bad(step)
-
-
-@scenario
 def apart() -> dict[str, Any]:
     """Without the knob a rank raises at once, in the layer, and tells nobody."""
     torch.manual_seed(0)
     net = Net()
     return train(net, net.fault, armed="forward", across_ranks=False)
-
-
-@scenario
-def two_trackers() -> dict[str, Any]:
-    """Two models, each with its optimizer: each agrees with its own on the other ranks."""
-    torch.manual_seed(0)
-    models = [DistributedDataParallel(Net()) for _ in range(2)]
-    trackers = [anynan.torch.track(m, action="skip") for m in models]
-    steps = [stepping(m) for m in models]
-    with heard():
-        for at in range(STEPS):
-            for i, (model, step) in enumerate(zip(models, steps, strict=True)):
-                bad = at == 1 + i and rank() == i
-                model.module.fault.armed = "forward" if bad else ""
-                step(at)
-    for tracker in trackers:
-        tracker.remove()
-    return {"events": [[told(event) for event in tracker.events] for tracker in trackers]}
 
 
 @scenario
@@ -364,24 +267,6 @@ def scaler() -> dict[str, Any]:
 
     with anynan.torch.track(model):
         return until_bad(step)
-
-
-@scenario
-def spike() -> dict[str, Any]:
-    """A bad event without a bad value: the norm jumps on every rank, one story is told."""
-    policy = anynan.Policy(spike=50.0, bad=("spike",))
-
-    model, _ = ddp()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-
-    def step(at: int) -> None:
-        optimizer.zero_grad()
-        loss = model(batch(at % 2)).square().mean()
-        (loss * (1e4 if at == 7 and rank() == 1 else 1.0)).backward()
-        optimizer.step()
-
-    with anynan.torch.track(model, policy=policy):
-        return until_bad(step, 10)
 
 
 @scenario

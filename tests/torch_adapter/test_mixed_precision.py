@@ -284,22 +284,6 @@ def test_a_streak_is_replayed_under_the_scale_of_its_step(what: str, read: Any) 
     assert scaler.get_scale() == 2.0**13, "the replay leaves the scaler as it found it"
 
 
-def test_a_streak_of_which_only_a_weight_knows_is_named() -> None:
-    """The sum over the batch overflows in the weight's gradient; no activation's does."""
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    _, step = scaled(net, 2.0**15, torch.full((64, 2), 100.0))
-    tracker = anynan.torch.track(step, policy=Policy(scale_streak=2))
-    with tracker, pytest.raises(NonFiniteError) as caught:
-        for _ in range(4):
-            tracker()
-    event = caught.value.event
-    assert (event.phase, event.step) == ("backward", 1)
-    assert event.parameter is not None
-    assert event.operation.output.dtype == "float16"
-    assert "in float32 the result reaches" in event.cause.evidence
-
-
 @circumstance("loss_scale_floor")
 def test_an_overflow_at_a_scale_of_one_is_bad_at_once() -> None:
     net = nn.Sequential(nn.Linear(2, 2), Steep(6e4))

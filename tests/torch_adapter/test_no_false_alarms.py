@@ -142,12 +142,6 @@ def indexed(x: Tensor) -> Tensor:
     return x
 
 
-def nansum(x: Tensor) -> Tensor:
-    known = torch.full_like(x, NAN)
-    known[x != 0] = x[x != 0]
-    return x - known.nansum() / known.isfinite().sum()
-
-
 GUARDS: dict[str, Callable[[Tensor], Tensor]] = {
     "where": lambda x: torch.where(x == 0, 0, x.log()),
     "double where": lambda x: torch.where(x == 0, 0, torch.where(x == 0, 1, x).sqrt()),
@@ -156,7 +150,6 @@ GUARDS: dict[str, Callable[[Tensor], Tensor]] = {
     "indexed": indexed,
     "nanmean": lambda x: (x - x.masked_fill(x == 0, NAN).nanmean(0)) / 2,
     "nanquantile": lambda x: x - torch.nanquantile(torch.where(x == 0, NAN, x), 0.5, dim=0),
-    "nansum": nansum,
     "clamped": lambda x: (1 / x).clamp(max=10),
     "exponential": lambda x: x + torch.exp(-x.reciprocal()),
 }

@@ -2,11 +2,7 @@
 
 import copy
 import sys
-from collections import UserDict
-from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -14,7 +10,6 @@ from torch import nn
 from torch.nn import functional as F
 
 import anynan
-from anynan._apps.precision.messages import NOT_CAST
 from anynan._cli.commands import main
 from anynan.torch.observe import Sight
 from anynan.torch.precision import _Storing
@@ -104,60 +99,10 @@ def test_what_reads_a_result_beyond_the_dtype_is_kept_and_not_all_around_it() ->
     assert set(report.plan.layers) == {"1.fc1", "1.fc2"}
 
 
-@dataclass
-class Batch:
-    """Hold a tensor, as the batches of libraries do."""
-
-    x: torch.Tensor
-
-
-@pytest.mark.parametrize("pack", [dict, UserDict, Batch, SimpleNamespace])
-def test_what_a_batch_holds_is_cast_and_told_if_it_cannot_be(pack: Any) -> None:
-    def step(batch: Any) -> Any:
-        x = batch["x"] if pack in (dict, UserDict) else batch.x
-        return (x * x).sum()
-
-    report = anynan.precision(step, pack(x=torch.full((3,), 300.0)))
-    assert report.first().name == "multiply"
-    small = anynan.precision(step, pack(x=torch.ones(3)))
-    if pack is SimpleNamespace:
-        assert not small.fits
-        assert "not all of its inputs were cast" in small.sentence()
-        assert small.notes == (NOT_CAST(kind="SimpleNamespace", dtype="float16"),)
-    else:
-        assert small.fits
-
-
 def test_what_shows_no_operation_is_not_said_to_fit() -> None:
     report = anynan.precision(lambda x: x.numpy().sum(), X)
     assert not report.fits
     assert "not known: no operation of it was seen" in str(report)
-
-
-def test_layers_that_share_a_weight_are_kept_together() -> None:
-    class Tied(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embed, self.norm = nn.Embedding(9, 8), nn.LayerNorm(8)
-            self.head = nn.Linear(8, 9, bias=False)
-            self.head.weight = self.embed.weight
-            nn.init.constant_(self.embed.weight, 3e4)
-
-        def forward(self, ids: torch.Tensor) -> torch.Tensor:
-            return self.head(self.norm(self.embed(ids)) + 1).log_softmax(-1)
-
-    report = anynan.precision(Tied(), torch.arange(4))
-    assert report.plan.finite
-    assert {"embed", "head"} <= report.plan.layers.keys()
-
-
-def test_the_code_of_a_plan_works_under_autocast() -> None:
-    model = Net()
-    report = anynan.precision(model, X, how="autocast")
-    code = report.code.replace('"cuda"', '"cpu"')
-    exec(code, {"model": model, "torch": torch})
-    with torch.autocast("cpu", torch.float16):
-        assert torch.isfinite(model(X)).all()
 
 
 def test_bfloat16_fits_where_float16_does_not() -> None:
@@ -317,35 +262,6 @@ def test_before_it_fits_the_kernel_of_a_product_runs_where_its_sums_may_be_beyon
     assert stayed == [stays]
     partial = report.rows[-1].partial
     assert partial == pytest.approx(8 * 200 * factor)
-
-
-@pytest.mark.parametrize(("size", "stays"), [(1.0, True), (3000.0, False)])
-def test_attention_and_its_gradient_run_in_float32_where_their_sums_stay_small(
-    stayed: list[bool], size: float, stays: bool
-) -> None:
-    query, key, value = (torch.ones(1, 2, 4, 8, requires_grad=True) for _ in range(3))
-
-    def step(query: torch.Tensor) -> None:
-        out = F.scaled_dot_product_attention(query, key, value)
-        (out.float() * size).sum().backward()
-
-    assert anynan.precision(step, query, plan=False).fits
-    assert stayed == [True, stays]
-
-
-def test_a_write_has_its_memory_measured_anew() -> None:
-    def write(x: torch.Tensor) -> torch.Tensor:
-        y = x * 1
-        part = y.t()[:2]
-        part.mul_(1000)
-        return y + 0
-
-    rows = anynan.precision(write, torch.ones(4, 4), plan=False).rows
-    assert [row.result.largest for row in rows if row.name in ("multiply", "add")] == [
-        1,
-        1000,
-        1000,
-    ]
 
 
 def test_rounding_errors_stand_beside_those_of_the_inputs() -> None:

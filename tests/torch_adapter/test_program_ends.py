@@ -217,19 +217,3 @@ def test_a_buffer_that_a_hook_of_the_programs_replaces_was_not_bad_before(tmp_pa
     told = run(tmp_path, WEIGHT_MADE.format(norm="(u - u).norm()"))[2]
     assert "op divide" in told and "module.u = u / (u - u).norm()" in told
     assert "[bad_parameter]" not in told
-
-
-OUT = """
-import torch
-x = torch.randn(3, 3).new(3, 3)
-y = 0.0 / torch.eye(3, out=x)
-del x
-y.add_(1.0)
-torch.linalg.svd(y)
-"""
-
-
-def test_what_is_written_to_an_out_argument_is_made_again(tmp_path: Path) -> None:
-    told = run(tmp_path, OUT)[2]
-    assert "y = 0.0 / torch.eye(3, out=x)" in told.partition("AnynanWarning")[2]
-    assert "[bad_input]" not in told

@@ -8,11 +8,10 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 import anynan
 from anynan._reach import patience
@@ -155,42 +154,6 @@ def test_a_step_that_fetches_its_batch(way: str) -> None:
     assert float(next(items)[0, 0]) == 4.0, "no batch was eaten"
 
 
-class Numbers(Dataset[torch.Tensor]):
-    """A data set that counts what it hands out, and augments with its own dice."""
-
-    def __init__(self) -> None:
-        self.given = 0
-        self.dice = np.random.default_rng(0)
-
-    def __len__(self) -> int:
-        return 8
-
-    def __getitem__(self, i: int) -> torch.Tensor:
-        self.given += 1
-        return torch.tensor(-1.0 - self.given - self.dice.random())
-
-
-def test_a_loop_that_the_step_begins_and_leaves() -> None:
-    data = Numbers()
-    batches = DataLoader(data, batch_size=2, shuffle=True, generator=torch.Generator())
-    twin = Numbers()
-
-    def step() -> torch.Tensor:
-        for x in batches:
-            return torch.log(x).sum()
-        raise AssertionError
-
-    tracker = anynan.torch.track(step, action="record")
-    tracker()
-    expected = -1.0 - np.array([1, 2]) - [twin.dice.random(), twin.dice.random()]
-    (event,) = tracker.events
-    assert event.operation.name == "log"
-    assert event.operation.inputs[0].min == pytest.approx(expected.min())
-    assert data.given == 2
-    assert data.dice.random() == twin.dice.random()
-    tracker.remove()
-
-
 # What other threads and processes hand over.
 
 
@@ -250,31 +213,3 @@ def test_a_second_run_does_not_wait_for_ever(way: str, monkeypatch: pytest.Monke
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
     os.close(source)
     os.close(sink)
-
-
-def test_a_weight_that_the_step_updates_by_hand_is_run_again_from_what_it_was() -> None:
-    x, y = torch.tensor([[1.0], [2], [300]]), torch.tensor([[1.0], [1], [0]])
-
-    def trained(*, tracked: bool) -> tuple[torch.Tensor, list[Any]]:
-        w = torch.zeros(1, 1, requires_grad=True)
-
-        def step(x: torch.Tensor) -> torch.Tensor:
-            p = torch.sigmoid(x @ w * 100)
-            loss = -(y * torch.log(p) + (1 - y) * torch.log(1 - p)).mean()
-            loss.backward()
-            assert w.grad is not None
-            w.data -= w.grad
-            w.grad = None
-            return loss
-
-        tracker = anynan.torch.track(step, action="record") if tracked else None
-        for _ in range(2):
-            (tracker or step)(x)
-        return w.detach(), [] if tracker is None else list(tracker.events)
-
-    plain, _ = trained(tracked=False)
-    w, (event,) = trained(tracked=True)
-    assert torch.equal(w, plain) or (w.isnan().all() and plain.isnan().all())
-    assert event.operation.name == "log"
-    assert event.cause.tag == "log_of_zero"
-    assert event.tried.outcome == "finite"

@@ -1,12 +1,6 @@
 """A hunt over models, losses and training steps."""
 
-import itertools
-import runpy
-import sys
-from collections import UserDict
-from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,9 +9,6 @@ from torch import nn
 from torch.nn import functional as F
 
 import anynan
-from anynan._apps.stress import hunt
-from anynan._apps.stress.messages import NOTHING_TO_CHANGE
-from anynan._cli.commands import main
 
 
 class Directions(nn.Module):
@@ -60,45 +51,6 @@ def test_the_slope_leads_to_a_probability_of_zero() -> None:
     assert _place(finding)[0] == "log"
     assert finding.event.cause.tag in ("log_of_zero", "slope_overflow")
     assert finding.inputs["logits"].max() <= 90
-
-
-def test_a_hunt_depends_neither_on_the_clock_nor_on_what_was_in_memory(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def loss(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return -torch.log(torch.softmax(logits, 1).gather(1, y[:, None])).mean()
-
-    logits, y = torch.randn(8, 4, requires_grad=True), torch.randint(0, 4, (8,))
-
-    def told(seconds: float, left: float) -> tuple[str, int]:
-        """Hunt where a look at the clock takes so long, and freed memory holds such numbers."""
-        clock = itertools.count(0.0, seconds)
-        monkeypatch.setattr(hunt, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-        freed = [torch.full((8, 4), left) for _ in range(400)]
-        del freed
-        report = anynan.stress(loss, logits, y, domain={"logits": (-90.0, 90.0)})
-        assert report.notes == []
-        return str(report), report.runs
-
-    fast = told(1e-6, 0.0)
-    assert [told(0.1, left) for left in (float("nan"), 1.0, float("inf"))] == [fast] * 3
-
-
-def test_a_gradient_that_the_target_leaves_to_its_caller_is_told_apart(tmp_path: Path) -> None:
-    def lengths(x: torch.Tensor) -> torch.Tensor:
-        return (x * x).sum(1).sqrt().sum()
-
-    x = torch.randn(6, 3)
-    report = anynan.stress(lengths, x)
-    assert report.ok
-    (finding,) = report.findings
-    assert str(finding).startswith("x: a row of zeros (if its gradient is taken, ")
-    assert _place(finding) == ("sqrt", "return (x * x).sum(1).sqrt().sum()")
-    assert (finding.event.phase, x.requires_grad) == ("backward", False)
-    assert "\nif its gradient is taken\n  x: a row of zeros\n" in str(report)
-    again = {"inputs": finding.inputs, "mode": finding.mode}
-    assert not anynan.stress(lengths, x, found=again).ok
-    assert anynan.stress(lambda x: (x * x).sum(1).add(1e-8).sqrt().sum(), x).findings == []
 
 
 @pytest.mark.parametrize("fixed", [False, True])
@@ -225,77 +177,6 @@ def test_autocast_is_tried() -> None:
     report = anynan.stress(lambda x: model(model(x)).mean(), torch.full((2, 4), 10.0))
     words = [finding.words for finding in report.findings]
     assert "under autocast in float16: the example itself" in words
-
-
-def test_a_step_that_returns_nothing_is_judged_by_what_it_leaves() -> None:
-    global _logits  # noqa: PLW0603  as in a script's loop
-    before = _logits = torch.rand(3, 5, requires_grad=True)
-
-    def step(batch: None) -> None:  # a statement of a script's loop that reads no batch gives None
-        global _logits, _loss  # noqa: PLW0603
-        _logits = torch.autograd.Variable(_logits, requires_grad=True)
-        _loss = -torch.log(torch.softmax(_logits, 1)).mean()
-
-    finding = anynan.stress(step, None).findings[-1]
-    assert finding.words == "_logits: 10000 times as far apart"
-    assert _place(finding)[0] == "log"
-    assert _logits is before
-
-
-def test_a_script_is_hunted_in_by_its_loop(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    script = (
-        "import sys, torch\n"
-        "x, y = torch.rand(6, 2), torch.ones(6, 1) * float(sys.argv[1])\n"
-        "w = torch.zeros(2, 1, requires_grad=True)\n"
-        "for epoch in range(1000):\n"
-        "    p = torch.sigmoid(x @ w)\n"
-        "    loss = -(y * torch.log(p)).mean()\n"
-        "    loss.backward()\n"
-        "    w.data -= w.grad; w.grad = None\n"
-        "raise SystemExit(7)\n"
-    )
-    Path("train.py").write_text(script)
-    before = list(sys.argv), list(sys.path), sys.modules["__main__"]
-    assert main(["stress", "--budget", "30", "--to-pytest", "test_found.py", "train.py", "1"]) == 0
-    assert (sys.argv, sys.path, sys.modules["__main__"]) == before
-    out = capsys.readouterr().out
-    assert "log at train.py:6: smallest argument 0.5" in out
-    assert "x: moved towards log at train.py:6: smallest argument, after training" in out
-    tests = runpy.run_path("test_found.py")
-    (found,) = (test for name, test in tests.items() if "moved_towards_log" in name)
-    with pytest.raises(AssertionError, match="op      log"):
-        found()
-    Path("train.py").write_text(script.replace("torch.sigmoid(x @ w)", "(x @ w).sigmoid() + 1e-6"))
-    found()
-
-
-_logits: torch.Tensor
-_loss: torch.Tensor
-
-
-@dataclass
-class Batch:
-    """Hold tensors, as the batches of libraries do."""
-
-    x: torch.Tensor
-    many: int = 3
-
-
-@pytest.mark.parametrize("pack", [list, dict, UserDict, Batch, SimpleNamespace])
-def test_what_a_batch_holds_is_changed_and_told_if_it_cannot_be(pack: Any) -> None:
-    def step(batch: Any) -> Any:
-        x = batch[0] if pack is list else batch["x"] if pack in (dict, UserDict) else batch.x
-        return (1 / x).sum()
-
-    x = torch.linspace(-1, 1, 6).reshape(3, 2)
-    report = anynan.stress(step, [x] if pack is list else pack(x=x))
-    if pack is SimpleNamespace:
-        assert report.notes == [NOTHING_TO_CHANGE()]
-    else:
-        assert report.findings[0].words.endswith("a row of zeros")
 
 
 def test_tensors_without_numbers_of_their_own_stay_as_they_are() -> None:

@@ -97,19 +97,6 @@ def test_accumulation_clipping_and_the_filtered_log_hide_nothing(
     assert all(p.isfinite().all() for p in net.parameters())
 
 
-def test_an_adapter_of_peft_is_watched_by_its_own_names(tmp_path: Any) -> None:
-    peft = pytest.importorskip("peft")
-    net, monitor = Net("loss"), anynan.transformers.Monitor(save=False)
-    tuned = peft.get_peft_model(net, peft.LoraConfig(target_modules=["linear"], r=2))
-    frozen = net.linear.base_layer.weight.clone()
-    trainer(tuned, tmp_path, [monitor]).train()
-    event = monitor.events[0]
-    assert (event.phase, event.operation.name, event.step) == ("loss", "log", 4)
-    assert all(p.isfinite().all() for p in tuned.parameters())
-    assert torch.equal(net.linear.base_layer.weight, frozen)
-    assert any("lora_A" in (reading.layer or "") for reading in monitor.tracker.history)
-
-
 def language_model() -> tuple[Any, Any]:
     """Give a language model and its tokenizer, both small, and nothing downloaded."""
     tokenizers = pytest.importorskip("tokenizers")

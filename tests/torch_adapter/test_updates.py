@@ -1,7 +1,6 @@
 """Weights that go bad: by an optimizer, by hand, or before anybody looked."""
 
 import math
-import warnings
 from typing import Any
 
 import pytest
@@ -53,37 +52,18 @@ def test_a_nan_that_only_a_weights_gradient_holds_stops_the_update(level: Any) -
     assert torch.equal(net.weight, before)
 
 
-class Root(nn.Module):
-    """Have an infinite slope at 0."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(2))
-        self.at_zero = False
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.weight * x
-        return (y * 0.0).sqrt().sum() if self.at_zero else y.square().sum()
-
-
-def spoil(**options: Any) -> anynan.Event:
-    """Update a weight with a bad gradient that the options leave unread until then."""
-    net = Root()
-    optimizer = torch.optim.SGD(net.parameters(), 0.1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        tracker = anynan.torch.track(net, action="record", **split(options))
-        for i in range(9):
-            net.at_zero = i == 1
-            optimizer.zero_grad()
-            net(torch.ones(2)).backward()
-            optimizer.step()
-        tracker.remove()
-    return next(event for event in tracker.events if event.phase in ("optimizer", "parameter"))
-
-
+@pytest.mark.filterwarnings("ignore::anynan.AnynanWarning")
 def test_a_gradient_that_was_read_too_late_is_blamed_for_the_weight() -> None:
-    event = spoil(read=4)
+    net = nn.Linear(2, 1, bias=False)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    tracker = anynan.torch.track(net, action="record", advanced=anynan.Advanced(read=4))
+    for i in range(9):
+        optimizer.zero_grad()
+        out = net(torch.ones(1, 2))
+        ((out * 0).sqrt() if i == 1 else out.square()).sum().backward()
+        optimizer.step()
+    tracker.remove()
+    event = next(event for event in tracker.events if event.phase in ("optimizer", "parameter"))
     assert event.parameter == "weight"
     assert "step 1 were bad, which Advanced(read=4) saw only after" in event.cause.text
     assert "no gradient was bad" not in event.cause.text
@@ -220,12 +200,11 @@ def clipped(width: int, write: Any) -> anynan.Event:
     [
         lambda _, gradients, norm: [grad.mul_(norm / norm) for grad in gradients],
         lambda _, gradients, norm: torch._foreach_mul_(gradients, norm / norm),
-        lambda _, gradients, norm: [grad.copy_(grad / norm * norm) for grad in gradients],
         lambda model, _, norm: [
             setattr(p, "grad", p.grad / norm * norm) for p in model.parameters()
         ],
     ],
-    ids=["in place", "all at once", "copied", "replaced"],
+    ids=["in place", "all at once", "replaced"],
 )
 def test_what_clipping_made_of_finite_gradients_is_told(width: int, write: Any) -> None:
     event = clipped(width, write)
