@@ -29,7 +29,7 @@ DIFFERENCES = {
         "comes in is 0; XLA's does not",
     ),
     "near_the_end_of_the_dtype[graph]": "TensorFlow's graph optimizer moves the factor, and makes "
-    "a NaN that is not in the code: keras_adapter/test_trouble.py",
+    "a NaN that is not in the code: tensorflow_adapter/test_functions.py",
 }
 
 # Where a fix is tried.

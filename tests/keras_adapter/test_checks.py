@@ -4,9 +4,11 @@ import pytest
 
 from tests.keras_backends.checks import (  # noqa: F401
     test_a_model_that_fit_builds_is_watched_from_its_first_batch,
+    test_backward_fault_is_found_in_fit,
     test_bad_batch_and_bad_label_are_told_apart,
     test_bad_weight_is_found_at_once,
     test_being_built_into_another_model_is_no_step,
+    test_fit_reads_every_layer_and_a_forward_fault_is_found,
     test_mixed_float16_overflow_is_expected,
     test_patterns_and_nested_models,
     test_record_does_what_would_have_happened,

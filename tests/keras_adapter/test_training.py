@@ -10,12 +10,9 @@ from anynan._steps.tracked import inside
 from tests.failing import failure
 from tests.keras_adapter import models
 from tests.keras_adapter.models import Log, compiled, data, positive, zero
+from tests.keras_adapter.ways import layers
 
 pytestmark = pytest.mark.tier(2)
-
-
-def layers(tracker, phase):
-    return {reading.layer for reading in tracker.history.last() if reading.phase == phase}
 
 
 @pytest.mark.parametrize("eagerly", [True, False])
@@ -104,19 +101,6 @@ def test_two_replicas():
         assert (event.phase, event.parameter) == ("forward", None), str(caught.value)
 
 
-def test_masks_and_norms_stay_silent():
-    inputs = keras.Input((6,))
-    x = keras.layers.Embedding(5, 4, mask_zero=True)(inputs)
-    x = keras.layers.MultiHeadAttention(2, 4)(x, x, use_causal_mask=True)
-    x = keras.layers.BatchNormalization()(keras.layers.LSTM(4, use_cudnn=False)(x))
-    model = compiled(keras.Model(inputs, keras.layers.Dense(1)(x)), jit_compile=False)
-    with anynan.keras.track(model) as tracker:
-        x = np.array([[1, 2, 3, 0, 0, 0], [0, 0, 0, 0, 0, 0]])
-        model.fit(x, np.ones((2, 1)), verbose=0, epochs=2)
-    assert not tracker.events
-    assert not inside(tracker).notes
-
-
 def test_a_first_batch_that_makes_the_weights_and_spoils_them_is_run_again_with_what_they_were():
     class Own(keras.Model):
         def __init__(self):
@@ -153,18 +137,3 @@ def test_a_loss_that_a_layer_added_is_still_there_after_a_second_run():
     assert tape.gradient(loss, model.trainable_variables) is not None
     assert float(tf.add_n(model.losses)) == pytest.approx(0.4)
     assert tracker.events[0].operation.name == "log"
-
-
-class Unit(keras.constraints.Constraint):
-    def __call__(self, w):
-        return w / tf.norm(w * 0.0)  # bad constraint
-
-
-def test_a_constraint_that_spoils_a_weight_has_operation_and_line():
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, kernel_constraint=Unit())])
-    compiled(model)
-    with anynan.keras.track(model, action="record") as tracker:
-        model.fit(*data(), verbose=0)
-    event = tracker.events[0]
-    assert (event.step, event.phase, event.operation.name) == (0, "optimizer", "divide")
-    assert event.operation.source.line == models.line(__file__, "bad constraint")

@@ -29,17 +29,6 @@ def test_several_batches_at_once():
     assert len(tracker.history) == 6
 
 
-def test_donated_state_without_a_second_run_is_said(monkeypatch):
-    monkeypatch.setattr(jax_steps, "room", lambda: 0)
-    model = compiled(Log(name="inner"))
-    zero(model)
-    with anynan.keras.track(model, action="record") as tracker:
-        model.train_on_batch(*data())
-    (event,) = [event for event in tracker.events if event.severity == "bad"][:1]
-    assert event.operation is None
-    assert any("keep_inputs=True" in note for note in event.notes)
-
-
 def test_donated_state_is_kept_until_the_fault_comes_back(monkeypatch):
     monkeypatch.setattr(jax_steps, "room", lambda: 0)
     model = compiled(Log(name="inner"))
@@ -202,8 +191,3 @@ def test_a_function_that_builds_its_model_is_watched_from_the_next_call_on():
     tracked(jnp.ones((2, 4)))
     assert tracked.events[0].operation.name == "log"
     assert isinstance(first, jax.Array)
-
-
-def test_a_model_is_no_function_of_array_code():
-    with pytest.raises(TypeError, match=r"its own adapter, anynan.keras.track\(model\)"):
-        anynan.track(Drawing())

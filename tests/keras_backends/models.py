@@ -17,11 +17,6 @@ class Root(keras.layers.Layer):
         return keras.ops.sqrt(x)  # bad sqrt
 
 
-class Nan(keras.layers.Layer):
-    def call(self, x):
-        return x * float("nan")  # bad constant
-
-
 class Block(keras.layers.Layer):
     def __init__(self, inner, **options):
         super().__init__(**options)

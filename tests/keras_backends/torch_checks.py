@@ -76,22 +76,6 @@ def test_loop_that_nobody_tracks_names_the_operation_inside_a_layer():
     assert event.operation.source.line == line(models.__file__, "bad log")
 
 
-def test_what_a_loop_validates_is_told_though_its_metric_is_finite():
-    model = models.functional(Log(name="inner"))
-    positive(model)
-    accuracy = keras.metrics.SparseCategoricalAccuracy()
-
-    def run():
-        loop(model, "torch")()
-        zero(model)
-        with torch.no_grad():
-            accuracy.update_state(torch.zeros(8, 1), model(torch.ones(8, 4)))
-
-    found = watched(run)
-    assert float(accuracy.result()) == 1.0
-    assert found.bad()[0].operation.name == "log"
-
-
 def test_a_layer_that_is_built_within_another_keeps_its_parameters_as_they_are():
     class Inner(keras.layers.Layer):
         def build(self, _):

@@ -167,19 +167,6 @@ def test_a_second_run_that_differs_is_not_believed():
     assert any("saw other values than the first" in note for note in event.notes)
 
 
-def test_a_nan_that_a_fused_relu_hid_in_the_first_run_is_followed_all_the_same():
-    """TensorFlow fuses a relu with the product before it on a CPU: that gives 0 for NaN."""
-    layers = [keras.Input((4,)), keras.layers.Dense(4, activation="relu"), keras.layers.Dense(1)]
-    model = keras.Sequential(layers)
-    model.compile("sgd", "mse", jit_compile=False)
-    x = np.ones((8, 4), "float32")
-    x[5] = np.nan
-    with anynan.keras.track(model, action="record") as tracker:
-        model.fit(x, np.ones((8, 1)), batch_size=4, shuffle=False, verbose=0)
-    (event,) = [event for event in tracker.events if event.severity == "bad"]
-    assert (event.phase, event.step, event.cause.tag) == ("input", 1, "bad_input")
-
-
 def test_the_gradient_of_a_gradient_names_its_operation():
     """The norm of a gradient, as a penalty: the gradient's own operation is a forward one then."""
     net = keras.Sequential(

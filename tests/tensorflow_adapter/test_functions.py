@@ -27,16 +27,6 @@ def test_graph_that_was_traced_before_is_said():
         assert len(tracker.notes) == 1
 
 
-def test_a_compiled_function_that_closes_over_its_batch_runs_and_is_read():
-    model = models.functional(keras.layers.Dense(4, name="inner"))
-    x = tf.fill((2, 4), float("nan"))
-    with anynan.keras.track(model, action="record") as tracker:
-        seen = tf.function(lambda: tf.reduce_sum(model(x)))()
-    np.testing.assert_array_equal(seen, tf.function(lambda: tf.reduce_sum(model(x)))())
-    found = [event.layer for event in tracker.events if event.severity == "bad"]
-    assert found == ["first"]
-
-
 def test_gradients_for_something_else_are_left_alone():
     model = models.functional(keras.layers.Dense(4, name="inner"))
     x = tf.ones((2, 4))

@@ -186,49 +186,6 @@ def test_a_step_without_a_layer_leaves_its_weight_unspoilt(own, kind, action):
         assert weight.numpy()[0] < after[0]
 
 
-def test_an_update_by_hand_waits_for_every_gradient_of_the_step():
-    first, second = tf.Variable([1.0]), tf.Variable([1.0])
-
-    @tf.function
-    def step(x):
-        slopes = []
-        for weight, factor in ((first, x), (second, 1.0)):
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_sum(tf.math.sqrt(weight * factor))
-            slopes += tape.gradient(loss, [weight])
-        first.assign_sub(slopes[0])
-        second.assign_sub(slopes[1])
-
-    with anynan.tensorflow.track(step) as tracker, pytest.raises(anynan.NonFiniteError):
-        tracker(tf.constant([0.0]))
-    assert first.numpy().tolist() == second.numpy().tolist() == [1.0]
-
-
-def test_a_model_that_is_collected_while_a_graph_is_made_puts_nothing_into_it() -> None:
-    before = dict(vars(keras.layers.ReLU))
-    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2), keras.layers.ReLU()])
-    tracker = anynan.tensorflow.track(model, action="record")
-    with tf.GradientTape() as tape:
-        loss = tf.reduce_sum(model(tf.ones((2, 3))))
-    tape.gradient(loss, model.trainable_variables)
-    model(tf.ones((2, 3)))
-    held, gone = [model], weakref.ref(model)
-    del model, tape, loss
-
-    def double(x: tf.Tensor) -> tf.Tensor:
-        held.clear()
-        gc.collect()
-        return x * 2
-
-    graph = tf.function(double).get_concrete_function(tf.ones(2)).graph
-    assert gone() is None
-    plain = tf.function(lambda x: x * 2).get_concrete_function(tf.ones(2)).graph
-    kinds = [operation.type for operation in graph.get_operations()]
-    assert kinds == [operation.type for operation in plain.get_operations()]
-    assert tracker.events == ()
-    assert vars(keras.layers.ReLU) == before
-
-
 class Plain(tf.Module):
     def __init__(self):
         super().__init__()

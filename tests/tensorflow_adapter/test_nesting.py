@@ -1,8 +1,5 @@
 """The replay goes into nested functions and recurrent layers; other loops it says are closed."""
 
-import contextlib
-import threading
-
 import keras
 import numpy as np
 import pytest
@@ -160,29 +157,3 @@ def test_what_calls_the_programs_own_functions_is_said_to_be_closed():
     event = failure(anynan.tensorflow.track(tf.function(calling)), tf.constant([500.0, -2.0]))
     assert event.operation.name == "while"
     assert any("the inside of a loop of the graph is not watched" in n for n in event.notes)
-
-
-def test_other_graphs_that_are_traced_meanwhile_are_left_alone(capsys):
-    def other(y):
-        with contextlib.suppress(TypeError):  # it has no value
-            print(float(y))
-        taken = tf.cond(y > 0, lambda: y, lambda: -y)
-        return tf.while_loop(lambda z: z < 9, lambda z: z + 1, [taken])
-
-    def trace():  # what it writes down otherwise is put back after a second run
-        given = tf.function(other, autograph=False).get_concrete_function(tf.TensorSpec([]))
-        types = {x.type for x in given.graph.get_operations()}
-        print(types >= {"StatelessIf", "StatelessWhile"}, hasattr(given.inputs[0], "numpy"))
-
-    def step(x):
-        trace()
-        thread = threading.Thread(target=trace)
-        thread.start()
-        thread.join()
-        return tf.map_fn(tf.math.log, x)
-
-    event = failure(anynan.tensorflow.track(tf.function(step, autograph=False)), -tf.ones(2))
-    assert event.operation.name == "log"
-    said = capsys.readouterr().out.splitlines()
-    assert len(said) > 4  # the step was traced again, and again by values
-    assert set(said) == {"True False"}

@@ -121,17 +121,3 @@ def test_data_that_is_made_before_a_tape_has_its_line():
     event = watched(run).events[0]
     assert (event.step, event.operation.name) == (BAD, "divide")
     assert event.operation.source.line == line(__file__, "labels")
-
-
-def test_what_a_function_makes_of_the_gradient_of_its_data_is_told_with_its_line():
-    @tf.function
-    def ascend(x):
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            loss = tf.reduce_sum(x**2)
-        slope = tape.gradient(loss, x)
-        return loss, x + slope / tf.norm(slope - slope)  # ascent
-
-    event = watched(lambda: ascend(X)).events[0]
-    assert event.operation.name == "divide"
-    assert event.operation.source.line == line(__file__, "ascent")
