@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import anynan
-from anynan._base.about import ADAPTERS
 from anynan._cli import commands as cli
 
 BUGS = {"first": "the default", "second": "another"}
@@ -52,13 +51,6 @@ def test_options_reach_the_demo(calls: Calls) -> None:
     assert calls == [("second", {"fixed": True, "steps": 7, "seed": 3})]
 
 
-def test_the_demos_own_status_is_the_commands(
-    calls: Calls, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys.modules["anynan.fake.demo"], "main", lambda bug, **options: 1)
-    assert cli.main(["demo"]) == 1
-
-
 def test_an_interrupt_is_quiet(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(bug: str, **options: Any) -> int:
         raise KeyboardInterrupt
@@ -73,28 +65,9 @@ def test_list_names_the_bugs(calls: Calls, capsys: pytest.CaptureFixture[str]) -
     assert not calls
 
 
-def test_an_unknown_bug_is_refused(calls: Calls, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["demo", "--bug", "third"]) == 2
-    error = capsys.readouterr().err
-    assert "'third'" in error
-    assert "first, second" in error
-    assert not calls
-
-
 def test_a_missing_framework_is_one_line(calls: Calls, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["demo", "--framework", "missing"]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
-
-
-def test_no_framework_at_all_says_how_to_install_one() -> None:
-    code = (
-        "import sys; sys.modules['torch'] = None; from anynan._cli.commands import main; "
-        "sys.exit(main(['demo', '--framework', 'torch']))"
-    )
-    done = python(code)
-    assert done.returncode == 2
-    assert 'pip install "anynan[torch]"' in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -114,41 +87,6 @@ def test_bad_values_are_refused(
     assert left.value.code == 2
     assert says in capsys.readouterr().err
     assert not calls
-
-
-COMMANDS = ("demo", "scan", "report", "doctor")
-
-
-def test_the_help_has_an_example_of_every_command(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        cli.main(["--help"])
-    shown = " ".join(capsys.readouterr().out.split())
-    for command in ("run", *COMMANDS):
-        assert f": anynan {command}" in shown
-
-
-@pytest.mark.parametrize("command", COMMANDS[1:])
-def test_every_command_tells_its_exit_statuses(
-    command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as left:
-        cli.main([command, "--help"])
-    assert left.value.code == 0
-    shown = capsys.readouterr().out
-    assert f"example: anynan {command}" in shown
-    assert "exit status: 0 " in shown
-
-
-@pytest.mark.parametrize(
-    "words", [["scan"], ["report"], ["sacn", "x"], ["scan", "--as", "int8", "x"]]
-)
-def test_wrong_words_are_refused_in_a_line(
-    words: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as left:
-        cli.main(words)
-    assert left.value.code == 2
-    assert "anynan" in capsys.readouterr().err.splitlines()[-1]
 
 
 def doctor(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *names: str) -> Any:
@@ -197,23 +135,9 @@ def test_the_doctor_survives_a_framework_that_is_broken(
     assert f"  brokenwork  installed, but {says}" in shown
 
 
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as left:
-        cli.main(["--version"])
-    assert left.value.code == 0
-    assert capsys.readouterr().out == f"anynan {anynan.__version__}\n"
-
-
 def test_no_command_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([]) == 0
     assert "demo" in capsys.readouterr().out
-
-
-def test_demos_are_found_by_folder_known_ones_first() -> None:
-    found = cli.demos()
-    assert found[0] == ADAPTERS[0]
-    assert found[-1] == "numpy"
-    assert len(found) == len(set(found))
 
 
 def test_the_command_line_loads_no_framework() -> None:
@@ -249,12 +173,6 @@ def test_a_wrong_word_is_answered_with_the_nearest_and_the_usage_of_its_command(
     shown = capsys.readouterr().err
     assert shown.startswith(usage)
     assert said in shown
-
-
-def test_a_value_of_another_option_is_not_offered(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        cli.main(["run", "--action", "stop", "x.py"])  # --level has "step"
-    assert "did you mean" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["run", "scan", "replay", "compare", "stress", "doctor"])

@@ -1,12 +1,7 @@
 """Arrays larger than one machine: one graph, any scheduler, and a worker that dies is no matter."""
 
-import os
 import pickle
-import signal
-import threading
-import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +10,6 @@ import pytest
 import anynan
 from anynan._arrays.measures import measure
 from anynan._arrays.probe import probe
-from tests.failing import failure
 
 da: Any = pytest.importorskip("dask.array")
 callbacks: Any = pytest.importorskip("dask.callbacks")
@@ -112,70 +106,6 @@ def test_only_counts_travel() -> None:
         anynan.summarize(da.random.random((1000, 1000), chunks=(100, 1000)))
     assert len(sizes) >= 10
     assert max(sizes) < 10_000  # a chunk has 800 000 bytes
-
-
-@pytest.mark.multiprocess
-def test_a_worker_that_is_killed_half_way_loses_nothing(tmp_path: Path) -> None:
-    distributed: Any = pytest.importorskip("distributed")
-    dask: Any = pytest.importorskip("dask")
-    x = values((40, 50))
-    x[33, 7], x[35, 0] = NAN, INF
-    folder = str(tmp_path)
-
-    def load(block_id: Any = None) -> Any:
-        """Stand for a slow read of one chunk, and leave a trace of who did it."""
-        import os
-        import time
-
-        number = block_id[0]
-        rows = np.random.default_rng(0).normal(size=(40, 50))[2 * number : 2 * number + 2]
-        for row, column, value in ((33, 7, float("nan")), (35, 0, float("inf"))):
-            if row // 2 == number:
-                rows[row % 2, column] = value
-        time.sleep(0.05)
-        with open(os.path.join(folder, f"{number}.{os.getpid()}"), "w"):
-            return rows
-
-    killed: list[int] = []
-
-    def kill() -> None:
-        """Wait until the first half is there, then end the worker that began."""
-        until = time.monotonic() + 60
-        while time.monotonic() < until:
-            done = os.listdir(folder)
-            workers = {int(name.partition(".")[2]) for name in done}
-            if len(done) >= 10 and len(workers) == 2:
-                killed.append(min(workers))
-                os.kill(killed[0], signal.SIGKILL)
-                return
-            time.sleep(0.005)
-
-    with (
-        dask.config.set({"distributed.scheduler.allowed-failures": 10}),
-        distributed.LocalCluster(
-            n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None,
-            silence_logs=50,
-        ) as cluster,
-        distributed.Client(cluster),
-    ):  # fmt: skip
-        lazy = da.map_blocks(load, chunks=((2,) * 20, (50,)), dtype=float, meta=np.empty((0, 0)))
-        killer = threading.Thread(target=kill)
-        killer.start()
-        summary = anynan.summarize(lazy)
-        killer.join()
-        assert killed, "no worker was killed: the test shows nothing"
-        event = failure(anynan.check, lazy, "lazy")
-    expected = anynan.summarize(x)
-    assert summary.to_dict() | {"mean": 0, "rms": 0} == expected.to_dict() | {"mean": 0, "rms": 0}
-    assert summary.mean == pytest.approx(expected.mean)
-    assert summary.first_bad == (33, 7)
-    assert event.summary.first_bad == (33, 7)
-    # Chunks of the dead worker were read again by the other, or by its successor.
-    readers: dict[str, set[str]] = {}
-    for name in os.listdir(folder):
-        number, _, worker = name.partition(".")
-        readers.setdefault(number, set()).add(worker)
-    assert len(readers) == 20
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")

@@ -1,6 +1,5 @@
 """The demo and the examples: each bug strikes, and the report names its line."""
 
-import os
 import re
 import runpy
 import sys
@@ -12,7 +11,6 @@ from typing import Any
 import pytest
 
 import anynan
-from anynan._base.sources import is_library
 
 pytestmark = pytest.mark.tier(2)
 
@@ -145,43 +143,6 @@ def test_the_learning_rate_diverges_and_is_warned_of_before(
     assert event.cause.tag != "unknown"
 
 
-def test_every_bug_has_a_test() -> None:
-    assert set(demo.BUGS) == {*FOUND, "batch", "overflow", "lr"}
-    assert next(iter(demo.BUGS)) == "mask"
-
-
-def test_the_seed_decides() -> None:
-    def losses(seed: int) -> list[float]:
-        train_step, loader = demo.setup("mask", "mask", seed)
-        with train_step:
-            return train(train_step, loader, range(3))
-
-    assert losses(3) == losses(3)
-    assert losses(3) != losses(4)
-
-
-def test_the_demo_is_user_code_and_its_neighbours_are_not() -> None:
-    assert not is_library(demo.__file__)
-    assert is_library(demo.__file__.replace("demo.py", "tracking.py"))
-    assert is_library(os.path.join(os.path.dirname(os.__file__), "demo.py"))
-
-
-def test_a_fixed_run_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    assert demo.main("overflow", fixed=True, steps=3) == 0
-    printed = capsys.readouterr().out
-    found = re.search(
-        r"3 steps, \d+ layers, no reading went bad; tightest headroom \d+\.\d bits at "
-        r"blocks\.\d\.attention\.scores",
-        printed,
-    )
-    assert found, printed
-
-
-def test_too_few_steps_are_said(capsys: pytest.CaptureFixture[str]) -> None:
-    assert demo.main("mask", steps=2) == 1
-    assert "--steps" in capsys.readouterr().out
-
-
 FIXED = [
     ("mask", 2 * demo.EPOCH + 1),
     *(pytest.param(bug, None, marks=pytest.mark.long) for bug in demo.BUGS),  # to its end
@@ -249,9 +210,3 @@ def test_a_fixed_example_trains(script: Path, run: Any) -> None:
     found = re.search(r"every number finite; \w+ (\S+?)%? -> (\S+?)%?$", printed)
     assert found, printed
     assert float(found[2]) < float(found[1])
-
-
-def test_examples_are_short() -> None:
-    assert EXAMPLES
-    assert all(len(path.read_text(encoding="utf-8").splitlines()) < 80 for path in EXAMPLES)
-    assert len(Path(demo.__file__).read_text(encoding="utf-8").splitlines()) < 400

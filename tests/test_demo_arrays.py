@@ -38,11 +38,6 @@ def test_the_fixed_run_trains(bug: str, capsys: pytest.CaptureFixture[str]) -> N
     assert last < first / 2
 
 
-def test_too_few_steps_are_said(capsys: pytest.CaptureFixture[str]) -> None:
-    assert demo.main("softmax", steps=2) == 1
-    assert "--steps" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("library", ["torch", "array_api_strict", "jax.numpy"])
 def test_it_is_array_code(
     library: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -55,16 +55,6 @@ def test_a_look_that_fails_leaves_the_result(monkeypatch: pytest.MonkeyPatch) ->
     assert [event.kind for event in tracker.events] == ["nan"]
 
 
-def test_complex_arrays_of_the_standard_are_described() -> None:
-    strict = pytest.importorskip("array_api_strict")
-    tracker = anynan.track(lambda x: x / (x - x), action="record")
-    tracker(strict.asarray([1 + 1j]))
-    (event,) = tracker.events
-    assert (event.cause.tag, event.cause.evidence) == (
-        "divide_by_zero", "(1.0+1j) / (0.0+0j) at [0]",
-    )  # fmt: skip
-
-
 def test_a_summary_that_fails_costs_the_summary(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(toy.ToyAdapter, "measure", broken)
     event = toy_event(toy_model())

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import anynan
-from anynan._arrays.containers import leaves
 from tests.failing import failure
 
 NAN = float("nan")
@@ -121,11 +120,6 @@ def test_check_finds_what_lies_beside_it(hostile: Any) -> None:
     assert event.tensor == "array['bad'][1]"
 
 
-def test_watch_hands_the_batch_on(hostile: Any) -> None:
-    (batch,) = anynan.watch([[hostile, 1.0]])
-    assert batch[1] == 1.0
-
-
 def test_a_key_without_a_name_is_reported() -> None:
     with pytest.raises(anynan.NonFiniteError, match=r"NaN found in array\[<Nameless>\]"):
         anynan.check({Nameless(): NAN})
@@ -136,12 +130,6 @@ def test_what_could_not_be_opened_is_said() -> None:
     with pytest.warns(anynan.AnynanWarning, match=said) as seen:
         anynan.check([Stream([NAN])], "x")
     assert seen[0].filename == __file__
-
-
-def test_the_walk_tells_its_caller() -> None:
-    told: list[str] = []
-    assert list(leaves([Table(a=1.0), 2.0], "x", told.append)) == [("x[1]", 2.0)]
-    assert "x[0] (a Table)" in told[0]
 
 
 @pytest.mark.parametrize("bad", [False, True])

@@ -1,6 +1,5 @@
 """A run as a file: written while it goes on, read back whole, cut off or damaged."""
 
-import html
 import json
 import math
 import os
@@ -22,7 +21,7 @@ from anynan._readings.history import Ring
 from anynan._readings.readings import Site
 from anynan._readings.step import Step
 from anynan._runs.run import Run
-from anynan._steps.tracked import Tracked, inside
+from anynan._steps.tracked import inside
 from tests.fake_adapter import Layer, Model, track, training
 from tests.processes import python
 
@@ -86,14 +85,6 @@ def test_a_step_that_raises_is_in_the_file_with_its_event(tmp_path: Path) -> Non
     seen = [*run.history.steps(), *([] if run.open is None else [run.open.number])]
     assert seen == [0, 1, 2]
     assert "the file has no end" in run.report()
-
-
-def test_a_finished_run_can_be_written_afterwards(tmp_path: Path) -> None:
-    tracker = written(tmp_path / "live.jsonl")
-    tracker.to_jsonl(tmp_path / "after.jsonl")
-    run = anynan.load(tmp_path / "after.jsonl")
-    same(tracker.history, run.history)
-    assert (run.events, run.damage) == (tracker.events, ())
 
 
 def test_every_writes_one_step_in_so_many_and_the_bad_ones(tmp_path: Path) -> None:
@@ -161,11 +152,6 @@ def test_a_file_of_something_else_is_one_clear_line(
     assert len(error.splitlines()) == 1
 
 
-def test_a_file_that_is_not_there_is_one_clear_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["report", "no such file"]) == 2
-    assert capsys.readouterr().err == "anynan report: no such file: No such file or directory\n"
-
-
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no full disk here")
 def test_a_full_disk_is_a_warning(tmp_path: Path) -> None:
     tracker = tracked(action="record")
@@ -216,51 +202,6 @@ def test_a_killed_run_can_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[
     shown = capsys.readouterr().out
     assert "0 to 29 in the history, 4 layers" in shown
     assert "the run was killed, or is not over" in shown
-
-
-def demo(framework: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run a framework's demo, which fails, and write what its tracker sees."""
-    real = Tracked.start
-
-    def start(self: Tracked, adapter: Any) -> None:
-        real(self, adapter)
-        Writer(path, 1).follow(self)
-
-    monkeypatch.setattr(Tracked, "start", start)
-    assert main(["demo", "--framework", framework]) == 0
-
-
-@pytest.mark.parametrize("framework", ["torch"])  # the others: tests/conformance
-@pytest.mark.tier(2)
-def test_the_report_of_a_real_failure_can_be_read_from_its_file(
-    framework: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    pytest.importorskip(framework)
-    demo(framework, tmp_path / "run.jsonl", monkeypatch)
-    told = capsys.readouterr().out
-    page = tmp_path / "run.html"
-    assert main(["report", str(tmp_path / "run.jsonl"), "--html", str(page)]) == 1
-    shown = capsys.readouterr().out
-    fact = next(line for line in told.splitlines() if line.startswith("  cause"))
-    assert fact in shown
-    assert "headroom" in shown
-    assert html.escape(fact) in page.read_text(encoding="utf-8")
-    assert page.stat().st_size < 500_000
-    run = anynan.load(tmp_path / "run.jsonl")
-    last = run.history.steps()[-1] if run.open is None else run.open.number
-    assert last == run.events[-1].step
-    # Where nothing is read at the place itself, as of a gradient in a compiled step, it says so.
-    assert ("it began here" in page.read_text("utf-8")) != (
-        "has no cell" in page.read_text("utf-8")
-    )
-    # Each layer has its place, those nothing is known of as well.
-    ranked = anynan.reports.headroom(run, "float16")
-    assert {each.layer for each in ranked} >= {run.events[-1].layer} - {None}
-    known = [each.bits for each in ranked if each.bits is not None]
-    assert known == sorted(known)
 
 
 def test_the_page_names_every_line_and_field(tmp_path: Path) -> None:

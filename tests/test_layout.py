@@ -10,18 +10,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-TOP_LEVEL = {
-    "CHANGELOG.md",
-    "LICENSE",
-    "Makefile",
-    "README.md",
-    "adapters",
-    "anynan",
-    "docs",
-    "pyproject.toml",
-    "tests",
-}
-LINK = "120000"
 LONGEST = 700
 
 # A worktree's .git is a file; an unpacked sdist and the tests beside a wheel have none.
@@ -73,28 +61,12 @@ def test_every_adapter_has_its_link() -> None:
     assert links == {name: Path("../adapters") / name for name in _adapters()}
 
 
-def test_git_keeps_the_links_as_links() -> None:
-    entries = [line.split(maxsplit=3) for line in _git("ls-files", "--stage", "anynan")]
-    links = {name.removeprefix("anynan/") for mode, _, _, name in entries if mode == LINK}
-    assert links == _adapters(), "git add the link; it must be stored with mode 120000"
-
-
-def test_adapters_is_no_package() -> None:
-    # The wheel maps adapters/ onto anynan/, so this file would land on anynan/__init__.py.
-    assert not (ROOT / "adapters" / "__init__.py").exists()
-
-
 @pytest.mark.parametrize("name", ["pyproject.toml", "anynan/_base/about.py"])
 def test_every_adapter_is_named(name: str) -> None:
     text = (ROOT / name).read_text(encoding="utf-8")
     for adapter in _adapters():
         wanted = f'"/anynan/{adapter}"' if name.endswith(".toml") else f'"{adapter}"'
         assert wanted in text, f"{name} does not name the adapter {adapter}"
-
-
-def test_top_level_holds_nothing_else() -> None:
-    top = {name.split("/")[0] for name in _files()}
-    assert {name for name in top if not name.startswith(".")} <= TOP_LEVEL
 
 
 def test_wheel_holds_the_tracked_files(tmp_path: Path) -> None:

@@ -52,11 +52,6 @@ def test_a_direct_check_is_logged(
     assert record.levelname == level
 
 
-def test_a_bad_batch_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    list(anynan.watch([BAD], action="record"))
-    assert len(caplog.records) == 1
-
-
 def test_nothing_is_printed_where_nobody_asked(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(

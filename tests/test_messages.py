@@ -58,11 +58,6 @@ def test_a_message_ends_in_its_name_and_one_inside_of_it_loses_its_own() -> None
     assert outer == "no replay: 2 were lost [test-only-outer]"
 
 
-@pytest.mark.parametrize("text", ["x[0]", "a list [1, 2]", "see [Docs]", "[unlooked] is a name"])
-def test_other_brackets_are_no_name(text: str) -> None:
-    assert slug_of(text) == ""
-
-
 def test_an_ignored_warning_is_neither_said_nor_listed() -> None:
     def gave(ignore: tuple[str, ...]) -> tuple[list[str], tuple[str, ...]]:
         step = anynan.track(np.exp, advanced=Advanced(ignore=ignore))

@@ -99,24 +99,6 @@ def test_the_same_fault_is_told_once_and_then_in_a_line_with_a_count() -> None:
     assert "; 120 times" in tracker.report()
 
 
-def test_a_line_names_its_own_step_and_counts_as_the_user_does() -> None:
-    torch = pytest.importorskip("torch")
-    model = torch.nn.Linear(2, 1)
-    advanced = anynan.Advanced(replay=False)  # so that no event has an operation
-    tracker = anynan.torch.track(model, action="warn", advanced=advanced)
-
-    def iteration() -> None:
-        with torch.no_grad():
-            model(torch.ones(1, 2))
-        (model(torch.ones(1, 2)) / 0).sum().backward()
-        model.zero_grad()
-
-    _, second, *_ = (str(w.message) for w in caught(iteration, 3))
-    tracker.remove()
-    assert "in the loss of iteration 1 (call 3)" in second
-    assert second.endswith("; 2 times since iteration 0 (call 1)")
-
-
 def test_another_fault_is_told_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record, "_told", [None, None])  # another test's model had the same one
     model = Model(Layer("first", LOG), Layer("second", ("reciprocal",)))
@@ -127,25 +109,3 @@ def test_another_fault_is_told_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ["\n" in text for text in texts] == [True, True, False, False]
     tracker.clear()
     assert "\n" in str(caught(lambda: tracker(np.array([-1.0])))[0].message)
-
-
-def test_each_bad_batch_is_told_with_its_rows() -> None:
-    model = Model(Layer("first", ("copy",)))
-    tracker = track(model, model=model, action="warn")
-    texts = [
-        str(caught(lambda x=x: tracker(np.array(x)))[0].message)
-        for x in ([[np.nan], [1.0]], [[1.0], [np.nan]])
-    ]
-    assert all("\n" in text for text in texts)
-
-
-def test_skipped_steps_are_counted_in_the_same_line() -> None:
-    model = Model(Layer("first", LOG))
-    tracker = track(model, model=model, action="raise", advanced=anynan.Advanced(patience=3))
-    texts = [str(w.message) for w in caught(lambda: tracker(np.array([-1.0])), 3)]
-    assert texts[0].endswith(
-        "skipped 1 of 3 bad steps in a row that Advanced(patience=3) allows [patience]"
-    )
-    assert texts[2].endswith("; 3 times since step 0; skipped 3 of 3 bad steps in a row that "
-                             "Advanced(patience=3) allows [patience]")  # fmt: skip
-    assert "\n" not in texts[2]

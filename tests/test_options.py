@@ -12,58 +12,6 @@ from anynan import Policy
 from anynan.options import ADVANCED, EVERYDAY, Advanced, Options, TrackOptions, environment
 from tests.flat import split
 
-
-def test_the_defaults_are_those_of_the_documentation() -> None:
-    options = Options()
-    assert options.policy == Policy()
-    assert (options.action, options.read, options.level) == ("raise", "auto", "layer")
-    assert (options.backward, options.replay, options.parameters) == (True, True, False)
-    assert (options.history, options.patience, options.stats) == (1000, 0, ())
-    assert options.keep == 64 * 2**20
-    assert options.across_ranks is True
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"action": "skip"},
-        {"action": print},
-        {"history": 0},
-        {"read": 1},
-        {"read": "end"},
-        {"keep": "all"},
-        {"keep": 0},
-        {"stats": ("min", "rms")},
-        {"level": "operation"},
-        {"layers": "a.*", "exclude": lambda path, layer: False},
-    ],
-)
-def test_a_fit_value_is_kept_as_it_is(options: dict[str, Any]) -> None:
-    made = Options(**options)
-    for name, value in options.items():
-        assert getattr(made, name) == value
-
-
-def test_one_statistic_need_not_be_wrapped_and_a_list_will_do() -> None:
-    assert Options(stats="rms").stats == ("rms",)
-    assert Options(stats=["rms", "min"]).stats == ("rms", "min")
-
-
-def test_statistics_may_come_from_a_generator() -> None:
-    assert Options(stats=(name for name in ("rms", "min"))).stats == ("rms", "min")
-
-
-def test_only_some_statistics_cost_extra() -> None:
-    assert Options(stats=("absmax", "min", "max", "mean", "norm")).extra == ("mean", "norm")
-
-
-def test_patterns_from_a_generator_can_be_read_more_than_once() -> None:
-    options = Options(layers=(name for name in ("a", "b")), exclude=iter(["c"]))
-    for _ in range(2):
-        assert options.layers == ("a", "b")
-        assert options.exclude == ("c",)
-
-
 VALUES: list[tuple[dict[str, Any], str]] = [
     ({"action": "rise"}, "action='rise' is unknown; choose from raise, warn, record, skip"),
     ({"action": None}, "action=None is unknown; choose from raise"),
@@ -103,22 +51,7 @@ def test_what_cannot_be_is_refused_in_words(kind: Any, options: Any, words: str)
         Options(**options)
 
 
-def test_options_cannot_be_changed() -> None:
-    with pytest.raises(AttributeError):
-        Options().history = 3  # type: ignore[misc]
-
-
 # The environment.
-
-
-@pytest.mark.parametrize("word", ["", "  "])
-def test_an_empty_override_is_none(monkeypatch: pytest.MonkeyPatch, word: str) -> None:
-    monkeypatch.setenv("ANYNAN", word)
-    assert environment() is None
-
-
-def test_no_override_is_none() -> None:
-    assert environment() is None
 
 
 @pytest.mark.parametrize(
@@ -174,11 +107,6 @@ def test_an_old_value_works_with_a_warning(name: str, old: str, new: str) -> Non
         assert getattr(anynan.Advanced(**{name: old}), name) == new  # type: ignore[arg-type]
 
 
-def test_advanced_takes_nothing_else() -> None:
-    with pytest.raises(TypeError, match="advanced= takes an anynan.Advanced, not dict"):
-        anynan.track(lambda x: x, advanced={"history": 3})  # type: ignore[call-overload]
-
-
 def test_each_option_is_described_where_its_class_is() -> None:
     said = f"{inspect.getdoc(Advanced)} {inspect.getdoc(TrackOptions)}"
     for name in (*EVERYDAY, *ADVANCED):
@@ -201,13 +129,6 @@ def test_an_adapter_takes_what_it_can_honour_alone(adapter: str) -> None:
     for name, value in ADAPTERS[adapter].items():
         with pytest.raises(TypeError, match=f"{name}"):
             module.track(lambda x: x, **split({name: value}))
-
-
-@pytest.mark.parametrize("given", [{"read": "immediate"}, split({"read": "immediate"})])
-def test_jax_cannot_read_at_once_under_the_old_name_either(given: dict[str, Any]) -> None:
-    pytest.importorskip("jax")
-    with pytest.raises(ValueError, match=r"Advanced\(read='immediate'\) is not there for JAX"):
-        anynan.jax.track(lambda x: x, **given)
 
 
 def test_the_signature_of_track_names_every_option() -> None:

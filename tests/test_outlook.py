@@ -14,8 +14,7 @@ from anynan._readings.monitor import Monitor
 from anynan._readings.step import Step
 from anynan._runs.forecast import WINDOW, forecasts
 from anynan._runs.overview import outlook
-from anynan._runs.run import Run, of
-from anynan._steps.tracked import inside
+from anynan._runs.run import Run
 from anynan.options import LEVELS
 
 TOP = 16.0  # bits: of a dtype whose largest number is 2**16
@@ -242,36 +241,6 @@ def test_headroom_of_module_outputs_never_says_that_a_model_fits(tmp_path: Path)
     assert model.half()(x.half()).isinf().all()  # what it says nothing of
 
 
-def test_a_norm_over_large_numbers_and_a_growing_layer_in_pytorch() -> None:
-    torch = pytest.importorskip("torch")
-
-    class Norm(torch.nn.Module):  # type: ignore[name-defined]
-        def forward(self, x: Any) -> Any:
-            return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
-
-    class Scale(torch.nn.Module):  # type: ignore[name-defined]
-        by = 1.0
-
-        def forward(self, x: Any) -> Any:
-            return x * self.by
-
-    model = torch.nn.Sequential(torch.nn.Identity(), Scale(), Norm())
-    model[1].by = 1e30
-    with anynan.torch.track(model) as tracker, torch.no_grad():
-        for _ in range(3):
-            model(torch.ones(2, 4))
-    assert "2 gave only zeros in step 0, and in 2 steps more, right after 1 reached 1e+30" in (
-        tracker.report()
-    )
-    model[2] = torch.nn.ReLU()
-    with anynan.torch.track(model) as tracker, torch.no_grad():
-        for step in range(140):
-            model[1].by = 2.0 ** (step / 10)
-            model(torch.ones(2, 4, dtype=torch.float16))
-    assert "at this rate float16 overflows in 1 in about 21 steps" in tracker.report()
-    assert not tracker.events
-
-
 def test_updates_are_looked_at_every_so_many_steps() -> None:
     torch = pytest.importorskip("torch")
     torch.manual_seed(0)
@@ -301,22 +270,6 @@ def test_updates_are_looked_at_every_so_many_steps() -> None:
     assert "times the median of the 5 before" in line
     with pytest.raises(ValueError, match="updates=0 is too small"):
         anynan.torch.track(model, advanced=anynan.Advanced(updates=0))
-
-
-def test_updates_are_kept_in_a_file(tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch")
-    model = torch.nn.Linear(3, 1)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with anynan.torch.track(model, advanced=anynan.Advanced(updates=1)) as tracker:
-        tracker.to_jsonl(tmp_path / "run.jsonl")
-        for _ in range(3):
-            optimizer.zero_grad()
-            model(torch.ones(2, 3)).sum().backward()
-            optimizer.step()
-        assert set(tracker.metrics()) >= {"anynan/update_norm", "anynan/update_ratio"}
-    read = anynan.load(tmp_path / "run.jsonl").history.updates()
-    assert len(read) == 3
-    assert read == tracker.history.updates() == of(inside(tracker)).history.updates()
 
 
 def test_a_step_of_which_only_the_arguments_were_read_gets_no_all_clear() -> None:

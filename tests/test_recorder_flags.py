@@ -12,7 +12,6 @@ import pytest
 import anynan
 from anynan._steps.tracked import inside
 from anynan.arrays.tracked import TrackedArray
-from tests.failing import failure
 from tests.flat import split
 from tests.recording import NAN, ONES, ZEROS, Array, State, caught, recorded, track
 
@@ -36,12 +35,6 @@ def test_what_makes_no_number_is_read_too() -> None:
     ):
         with np.errstate(all="ignore"):
             assert caught(program, large).kind in ("nan", "posinf")
-
-
-def test_ufuncs_of_other_packages_have_names() -> None:
-    special = pytest.importorskip("scipy.special")
-    event = caught(lambda x: special.gammaln(x * 0), np.ones(LARGE))
-    assert (event.operation.name, event.operation.raw) == ("lgamma", "numpy.gammaln")
 
 
 # What is out of sight is said.
@@ -102,12 +95,6 @@ def test_what_is_no_plain_array_is_said() -> None:
     assert mean == 1.0
 
 
-def test_text_and_objects_pass() -> None:
-    tracker = track(lambda x, names, day: (x, names, day))
-    tracker(ONES, np.array(["a", "b"]), np.datetime64("2020-01-01"))
-    assert not tracker.notes
-
-
 # The tracker.
 
 
@@ -143,20 +130,6 @@ def test_pause_resume_remove(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANYNAN", "off")
     track(program)(ZEROS)
     assert kinds[-1] is np.ndarray
-
-
-def test_actions() -> None:
-    def program(x: Array) -> Any:
-        return x / x
-
-    with pytest.warns(anynan.AnynanWarning, match="0/0 is NaN"):
-        assert np.isnan(track(program, action="warn")(ZEROS)).all()
-    events: list[anynan.Event] = []
-    track(program, action=events.append)(ZEROS)
-    assert [event.kind for event in events] == ["nan"]
-    with pytest.raises(anynan.NonFiniteError) as error:
-        track(program, advanced=anynan.Advanced(replay=False))(ZEROS)
-    assert error.value.event.operation is None
 
 
 def test_nested_and_recursive_calls_are_one_step() -> None:
@@ -235,22 +208,6 @@ def test_a_kept_array_keeps_no_other_alive() -> None:
     assert kept[0].tolist() == [2.0] * 10
 
 
-def test_direct_checks_see_through_a_tracked_array() -> None:
-    def program(x: Array) -> Any:
-        with anynan.scope("layer"):
-            y = x / x
-            assert anynan.summarize(y).nan == 3
-            assert anynan.check(x, "x") is x
-            return anynan.check({"y": y}, "values")
-
-    for read in ("immediate", "end"):
-        tracker = track(program, advanced=anynan.Advanced(read=read))
-        event = failure(tracker, ZEROS)
-        assert (event.backend, event.layer, event.phase) == ("numpy", "layer", "forward")
-        assert event.spread.surfaced == "the check of values['y']"
-        assert not tracker.notes
-
-
 def test_patterns_choose_scopes() -> None:
     def program(x: Array) -> Any:
         with anynan.scope("a"), anynan.scope("b"):
@@ -327,16 +284,3 @@ def test_array_namespace_gives_the_recording_one() -> None:
     event = caught(program, ZEROS)
     assert event.operation.name == "divide"
     assert inspect.getsource(program)
-
-
-def test_where_scopes_are_chosen_they_are_read() -> None:
-    def program(x: Any) -> Any:
-        with anynan.scope("a"):
-            return np.log(x)
-
-    tracker = track(program, exclude="a", action="record")
-    tracker(np.ones(2))
-    assert tracker.events == ()
-    assert inside(tracker).judge.level == "layer"
-    with pytest.raises(ValueError, match="layers= chooses scopes, and level='step' reads none"):
-        track(program, layers="a", level="step")

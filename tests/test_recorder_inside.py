@@ -3,11 +3,8 @@
 import copy
 import functools
 import pickle
-import subprocess
-import sys
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -116,22 +113,6 @@ def test_a_tracked_function_in_joblib_and_dask() -> None:
     ran = joblib.Parallel(n_jobs=2, backend="loky")(joblib.delayed(tracked)(x) for x in (1.0, 4.0))
     assert ran == [1.0, 2.0]
     assert delayed(tracked)(np.full(1, 9.0)).compute(scheduler="processes").tolist() == [3.0]
-
-
-SCRIPT = """
-import sys, anynan, cloudpickle, pickle
-@anynan.track
-def f(x): return x + 1
-sys.stdout.buffer.write(cloudpickle.dumps(f))
-"""
-
-
-def test_a_decorated_function_of_a_script_by_value(tmp_path: Path) -> None:
-    pytest.importorskip("cloudpickle")
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, check=True)
-    assert pickle.loads(done.stdout)(1) == 2
 
 
 def test_a_tracked_model_is_copied_as_a_model() -> None:

@@ -10,7 +10,6 @@ import pytest
 import anynan
 from anynan._arrays import access as arrays
 from anynan.arrays import deferred
-from anynan.arrays.deferred import StandardSlots
 from tests.backends import Backend, Space
 from tests.failing import failure
 
@@ -144,23 +143,6 @@ def test_arguments_that_were_overwritten_are_not_used_again() -> None:
     assert "wrote into its own arguments" in event.notes[0]
 
 
-@pytest.mark.usefixtures("far")
-def test_arguments_that_were_replaced_are_not_used_again() -> None:
-    strict = Space(Backend.STRICT, Backend.STRICT.load())
-
-    def step(params: dict[str, Any]) -> Any:
-        xp = params["w"].__array_namespace__()
-        params["w"] = xp.log(params["w"] - 2.0)
-        return params["w"]
-
-    event = failure(
-        track(step, advanced=anynan.Advanced(read="end")), {"w": strict.array([1.0, 2.0])}
-    )
-    assert event.phase == "forward"
-    assert event.operation.name == "log"
-    assert "wrote into its own arguments" in event.notes[0]
-
-
 def test_torch_in_place_and_methods() -> None:
     torch = pytest.importorskip("torch")
 
@@ -255,17 +237,6 @@ class TestDask:
         tracker = track(program)
         assert tracker(x).compute().tolist() == [0.0, 0.5]
         assert not tracker.events
-
-
-def test_slots_hold_what_a_probe_would_say(library: Space) -> None:
-    cases: list[Any] = [[1.0, 2.0], [np.nan, np.inf], [-np.inf, 1.0], [3.0, np.inf]]
-    slots = StandardSlots()
-    taken = [slots.put(library.array(case)) for case in cases]
-    assert slots.put(library.array([1, 2], "int32")) is None
-    assert slots.put(library.array(np.zeros((0, 3)))) is None
-    spans = slots.read()
-    found = [spans[i] for i in taken if i is not None]
-    assert str(found) == "[(1.0, 2.0), (nan, nan), (-inf, 1.0), (3.0, inf)]"
 
 
 def test_a_nan_in_a_dtype_of_an_extension_package_is_seen_in_another_librarys_arrays() -> None:

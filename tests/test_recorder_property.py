@@ -86,20 +86,3 @@ def test_random_programs(chosen: list[int], first: list[float], second: list[flo
             for event in bad if event.operation is not None
         ])  # fmt: skip
     assert events[0] == events[1]
-
-
-@settings(max_examples=100)
-@given(
-    st.lists(st.integers(0, len(UNARY) - 1), min_size=1, max_size=5),
-    st.sampled_from([0.5, 1.0, 30.0, -3.0]),
-)
-def test_large_arrays_are_followed_by_flags_alone(chosen: list[int], value: float) -> None:
-    chosen = [i for i in chosen if UNARY[i][0] != "einsum"] or [0]
-    x = np.full(20_000, value)
-    x[7] = 0.25
-    run = program(chosen)
-    plain = run(x, x)
-    tracker = anynan.track(run, action="record")
-    assert np.array_equal(tracker(x, x), plain, equal_nan=True)
-    wrong = bool(np.isnan(plain).any() or np.isposinf(plain).any())
-    assert any(event.severity == "bad" for event in tracker.events) == wrong

@@ -79,19 +79,6 @@ def test_what_a_step_takes_is_given_again_and_nothing_is_lost(make: Any) -> None
     assert event.tried.outcome == "finite"
 
 
-def test_an_iterator_that_is_an_argument_loses_nothing() -> None:
-    def step(items: Any) -> Any:
-        item = next(items)
-        return (np.sqrt(item["x"] - 1) * item["y"]).sum()
-
-    items = numbers()
-    tracked = anynan.track(step, action="record", level="step")
-    assert tracked(items) > 0
-    tracked(items)
-    assert bad(tracked).operation.name == "sqrt"
-    assert next(items)["x"][0] == 9.0
-
-
 def test_what_a_step_counts_on_and_draws_is_put_back() -> None:
     class Trainer:
         def __init__(self) -> None:
@@ -128,21 +115,6 @@ def test_arrays_that_code_reaches_past_its_arguments_are_watched_in_a_second_run
     tracked(np.ones(2))
     assert bad(tracked).operation.name == "divide"
     assert type(WEIGHT) is np.ndarray
-
-
-def test_items_are_not_written_to_twice() -> None:
-    held = np.ones(2)
-    items = iter([held])
-
-    def step() -> Any:
-        x = next(items)
-        x += 1
-        return np.sqrt(0 * x - 1).sum()
-
-    tracked = anynan.track(step, action="record", level="step")
-    tracked()
-    assert bad(tracked).operation.name == "sqrt"
-    assert held.tolist() == [2.0, 2.0]
 
 
 def test_what_cannot_be_kept_is_named(tmp_path: Any) -> None:
