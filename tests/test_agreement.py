@@ -78,9 +78,3 @@ CASES: dict[str, tuple[Step, list[CheckedPoint], str | None]] = {
 def test_two_runs_part_where_they_differ(case: str) -> None:
     rows, passed, text = CASES[case]
     assert said(rows, *passed) == text
-
-
-def test_several_backward_passes_may_be_one_in_the_second_run() -> None:
-    rows = first_run(("a", "forward", 3.0), ("a", "backward", 1.0), ("a", "backward", NAN))
-    assert said(rows, place("a", 3.0), place("a", NAN, "backward")) is None
-    assert said(rows, place("a", 3.0), place("a", INF, "backward")) is not None

@@ -14,7 +14,7 @@ from anynan._base.summary import Summary
 from anynan._diagnosis.causes import RULES, UNKNOWN, Situation, advise, explain, table
 from anynan._diagnosis.lineage import Operand, OpRecord
 from anynan._diagnosis.rules.evidence import rising, told
-from anynan._diagnosis.rules.repair import Namespace, Repair, RepairError, run
+from anynan._diagnosis.rules.repair import Namespace, Repair, run
 from tests.cause_cases import CLIMB, FIRES, INF, MISSES, NAN, case, held, op
 
 FRAMEWORKS = ("torch", "jax", "jnp", "tensorflow", "tf.", "keras", "cupy", "numpy", "np.")
@@ -68,22 +68,10 @@ def test_the_code_of_a_fix_runs(tag: str, situation: Situation) -> None:
     assert np.isfinite(found).all()
 
 
-@pytest.mark.parametrize("code", ["log(x + open('f'))", "x.real", "[x]", "other(x)", "z"])
-def test_code_of_another_kind_does_not_run(code: str) -> None:
-    repair = Repair("log", None, None, "forward", f"log({code})")
-    with pytest.raises(RepairError):
-        run(repair, Namespace(np), np.log, {"self": np.ones(2)}, {})
-
-
 @pytest.mark.parametrize("rule", [rule for rule in RULES if not rule.sure], ids=lambda r: r.tag)
 def test_a_rule_that_is_not_sure_says_so(rule: Any) -> None:
     for situation in FIRES[rule.tag]:
         assert "probably" in explain(situation).text
-
-
-def test_where_no_rule_fits_the_fix_says_what_the_operation_accepts() -> None:
-    cause = explain(case(op("corrcoef", self=held(1.0, 2.0))))
-    assert "what corrcoef accepts (no row of equal numbers);" in cause.fix
 
 
 def test_no_situation_breaks_a_rule() -> None:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import pytest
 
-from anynan._arrays.containers import is_container, is_leaf, leaves
+from anynan._arrays.containers import leaves
 
 X, Y = np.zeros(1), np.ones(2)
 
@@ -83,13 +83,6 @@ def test_a_container_that_holds_itself_is_opened_once() -> None:
     assert [path for path, _ in leaves(mapping, "x")] == ["x['a'][0][0]"]
 
 
-def test_sharing_does_not_multiply_the_work() -> None:
-    nested: list[Any] = [X]
-    for _ in range(100):
-        nested = [nested, nested]
-    assert len(list(leaves(nested, "x"))) == 1
-
-
 def test_what_is_walked_flat_is_in_the_order_of_a_frameworks_inputs() -> None:
     inner = {"z": X, "a": Y}
     loop: list[Any] = [Y]
@@ -122,33 +115,3 @@ def test_depth_has_no_limit() -> None:
     assert path.count("[0]") == 2_999
     while isinstance(nested, list):  # Freeing it at once would recurse.
         nested = nested.pop()
-
-
-def test_an_object_may_carry_dtype_and_shape_itself() -> None:
-    class Duck:
-        def __init__(self) -> None:
-            self.dtype, self.shape = "float32", (1,)
-
-    class Anything:
-        def __getattr__(self, name: str) -> Any:
-            return Anything()
-
-    assert is_leaf(Duck())
-    assert not is_leaf(Anything())
-    assert not is_leaf(np.float32)
-    assert not is_container(Duck())
-    assert is_container(Plain(None))
-
-
-def test_a_table_is_its_columns() -> None:
-    class Table:
-        columns: ClassVar = {"time": X, "name": np.array(["a"], object)}
-
-        def __dataframe__(self) -> Any: ...
-
-        def __array__(self) -> Any: ...
-
-        def items(self) -> Any:
-            return self.columns.items()
-
-    assert [path for path, _ in leaves(Table(), "t")] == ["t['time']", "t['name']"]

@@ -87,14 +87,3 @@ def test_tasks_do_not_mix_their_scopes() -> None:
 
 
 # Replays.
-
-
-@pytest.mark.parametrize(
-    "begin",
-    [lambda: anynan.scope("decoder"), lambda: anynan.expect(nan=True), context.replay_context],
-)
-def test_each_ends_where_an_error_leaves_it(begin: Any) -> None:
-    with pytest.raises(KeyError), begin():
-        raise KeyError
-    assert (context.scope_path(), context.expectations()) == (None, None)
-    assert not anynan.replaying()

@@ -35,13 +35,12 @@ def values(shape: tuple[int, ...] = (30, 14)) -> np.ndarray[Any, Any]:
 @pytest.mark.parametrize(
     ("chunks", "dtype", "bad"),
     [
-        ((7, 5), "f2", NAN), ((7, 5), "f4", None), ((7, 5), "c8", -INF),
-        ((30, 14), "f8", -INF), ((30, 14), "c16", NAN), ((30, 14), ">f4", None),
-        ((1, 14), "f4", NAN), ((1, 14), "c8", None), ((1, 14), "f2", -INF),
-        (((3, 27), (14,)), ">f4", -INF), (((3, 27), (14,)), "f8", None),
-        (((3, 27), (14,)), "c16", NAN),
+        ((7, 5), "f2", NAN),
+        ((30, 14), ">f4", None),
+        ((1, 14), "c8", -INF),
+        (((3, 27), (14,)), "f8", -INF),
     ],
-)  # fmt: skip
+)
 def test_the_summary_is_numpys(
     graphs: list[int], chunks: Any, dtype: str, bad: float | None
 ) -> None:

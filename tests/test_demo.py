@@ -44,24 +44,12 @@ def strike(bug: str, start: int, steps: int, seed: int = 0) -> anynan.Event:
 
 # Where each bug is found: layer, phase, kind, operation, cause, line.
 FOUND = {
-    "mask": (
-        "blocks.0.attention",
-        "forward",
-        "nan",
-        "softmax",
-        "softmax_fully_masked",
-        "weights = scores.softmax(dim=-1)",
-    ),
-    "where": (
-        None,
-        "backward",
-        "nan",
-        "sqrt",
-        "where_gradient_trap",
-        "size = torch.where(real, square.sqrt(), 0.0)",
-    ),
+    "mask": ("blocks.0.attention", "forward", "nan", "softmax", "softmax_fully_masked",
+             "weights = scores.softmax(dim=-1)"),
+    "where": (None, "backward", "nan", "sqrt", "where_gradient_trap",
+              "size = torch.where(real, square.sqrt(), 0.0)"),
     "mean": (None, "loss", "nan", "divide", "divide_by_zero", "loss = loss / count"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("bug", FOUND)
@@ -69,14 +57,8 @@ def test_a_bug_of_the_data_is_named(bug: str) -> None:
     event = strike(bug, start=22 if bug == "where" else 35, steps=8)
     operation, cause = event.operation, event.cause
     assert operation.source.file.endswith("demo.py")
-    assert (
-        event.layer,
-        event.phase,
-        event.kind,
-        operation.name,
-        cause.tag,
-        operation.source.text,
-    ) == FOUND[bug]
+    where = (event.layer, event.phase, event.kind)
+    assert (*where, operation.name, cause.tag, operation.source.text) == FOUND[bug]
 
 
 def test_a_bad_batch_is_named_by_its_argument() -> None:
@@ -105,15 +87,6 @@ def ran(
 
 
 @pytest.mark.slow
-def test_the_demo_finds_its_bug(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    event, printed = ran("mask", monkeypatch, capsys)
-    assert "fully masked row" in printed
-    assert event.step > 20
-
-
-@pytest.mark.slow
 def test_the_overflow_is_warned_of_and_then_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -128,19 +101,6 @@ def test_the_overflow_is_warned_of_and_then_named(
     assert event.operation.source.text == "return q @ k.transpose(-2, -1)"
     assert event.operation.output.dtype == "float16"
     assert event.cause.tag in ("overflow_in_dtype", "learning_rate_divergence")
-
-
-@pytest.mark.slow
-def test_the_learning_rate_diverges_and_is_warned_of_before(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    event, printed = ran("lr", monkeypatch, capsys)
-    warned = next(line for line in printed.splitlines() if "a jump of the gradient norm" in line)
-    first = re.search(r"of step (\d+)", warned)
-    assert first is not None
-    assert 20 <= int(first[1]) < event.step
-    assert event.operation.source.file.endswith("demo.py")
-    assert event.cause.tag != "unknown"
 
 
 FIXED = [

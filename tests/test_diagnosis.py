@@ -122,34 +122,9 @@ def test_each_row_has_a_case_that_no_row_before_it_takes(name: str) -> None:
     assert chosen(CASES[name]()) == name
 
 
-def test_what_is_seen_stands_before_what_is_inferred() -> None:
-    seen = case(LAYER, replayed=replay("handed"))
-    seen.evidence = is_bad("a.weight")
-    assert chosen(seen) == "code between layers, as seen"
-    named = case(LAYER, replayed=replay("parameter"))
-    named.evidence = is_bad("its name")
-    named.rows.given = lambda: (NAN, None)
-    assert chosen(named) == "a weight or buffer"
-
-
 def test_an_input_that_came_to_nothing_before_is_not_to_blame() -> None:
     found = case(IN, LAYER, came_in=True)
     found.came_in = [BadInput(found.rows.reading(0), "nan", Evidence("toy"), harmless=True)]
     event = diagnose(found)
     assert event.phase == "forward"
     assert "args[0] came in bad, too; whether it matters is not known" in event.notes[0]
-
-
-def test_a_second_run_is_weighed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    looked = []
-    trace = Investigation.weigh.__globals__["trace"]
-
-    def counted(*given: Any, **more: Any) -> Any:
-        looked.append(1)
-        return trace(*given, **more)
-
-    monkeypatch.setattr("anynan._diagnosis.investigation.trace", counted)
-    found = case(LAYER, replayed=replay())
-    found.verdict = found.weigh(replay())
-    diagnose(found)
-    assert looked == [1]

@@ -4,97 +4,18 @@ import copy
 import json
 import math
 import pickle
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import anynan
 from anynan._base.summary import Summary
 from anynan.errors import AnomalyError, NonFiniteError
-from anynan.events import KINDS, PHASES, Cause, Event, Operation, Source, Spread, Trial
+from anynan.events import Cause, Event, Operation, Source, Spread, Trial
 
 NAN, INF = math.nan, math.inf
-
-words = st.text(max_size=20)
-paths = st.none() | words
-counts = st.integers(0, 2**53)
-finite = st.floats(allow_nan=False, allow_infinity=False)
-numbers = st.none() | st.floats()
-shapes = st.lists(st.integers(0, 9), max_size=3).map(tuple)
-
-summaries = st.builds(
-    Summary,
-    shape=shapes,
-    dtype=words,
-    device=words,
-    size=counts,
-    nan=counts,
-    posinf=counts,
-    neginf=counts,
-    zero=counts,
-    subnormal=counts,
-    min=numbers,
-    max=numbers,
-    absmax=numbers,
-    mean=numbers,
-    rms=numbers,
-    headroom=numbers,
-    first_bad=st.none() | shapes,
-)
-places = st.builds(Source, words, st.integers(1, 10**6), words, words, st.none() | words)
-operations = st.builds(
-    Operation,
-    name=words,
-    raw=words,
-    inputs=st.lists(summaries, max_size=2).map(tuple),
-    output=st.none() | summaries,
-    source=st.none() | places,
-    layer=paths,
-    phase=st.sampled_from(PHASES),
-)
-trials = st.builds(
-    Trial,
-    repair=words,
-    outcome=st.sampled_from(["finite", "another", "insufficient"]),
-    extent=st.sampled_from(["step", "call", "forward", "both"]),
-    loss=st.none() | finite,
-    gradient_norm=st.none() | finite,
-)
-one_event = st.builds(
-    Event,
-    backend=words,
-    layer=paths,
-    phase=st.sampled_from(PHASES),
-    kind=st.sampled_from(KINDS),
-    severity=st.sampled_from(["bad", "suspect"]),
-    step=counts,
-    call=counts,
-    iteration=st.none() | counts,
-    order=counts,
-    tensor=words,
-    parameter=paths,
-    summary=st.none() | summaries,
-    operation=st.none() | operations,
-    cause=st.none() | st.builds(Cause, words, words, words, words),
-    trail=st.lists(st.tuples(words, st.none() | finite), max_size=3).map(tuple),
-    spread=st.builds(Spread, counts, paths),
-    expected=paths,
-    rank=st.none() | counts,
-    shard=st.none() | counts,
-    then=st.none() | operations,
-    since=st.none() | st.tuples(counts, counts),
-    notes=st.lists(words, max_size=2).map(tuple),
-    tried=st.none() | trials,
-)
-events = st.builds(
-    lambda event, others: replace(event, others=tuple(others)),
-    one_event,
-    st.lists(one_event, max_size=1),
-)
 
 
 def full() -> Event:
@@ -119,28 +40,13 @@ def same(a: Any, b: Any) -> bool:
     return repr(a) == repr(b)
 
 
-# JSON.
-
-
-@given(events)
-def test_json_gives_the_event_back(event: Event) -> None:
-    assert same(Event.from_json(event.to_json()), event)
-
-
-@given(events)
-def test_json_is_strict_and_one_line(event: Event) -> None:
-    def refuse(name: str) -> Any:
-        raise AssertionError(name)
-
-    text = event.to_json()
-    assert "\n" not in text
-    json.loads(text, parse_constant=refuse)
-
-
 def test_every_field_is_in_the_json() -> None:
     event = full()
     assert set(event.to_dict()) == {field.name for field in fields(Event)}
-    assert same(Event.from_json(event.to_json()), event)
+    text = event.to_json()
+    assert same(Event.from_json(text), event)
+    assert "\n" not in text
+    json.loads(text, parse_constant=pytest.fail)  # JSON has no NaN
 
 
 @pytest.mark.parametrize("word", ["NaN", "Infinity", "-Infinity"])

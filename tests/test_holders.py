@@ -104,32 +104,12 @@ def test_the_parts_of_a_nested_array(adapter: bool, layout: str) -> None:
         with pytest.raises(anynan.NonFiniteError):
             anynan.check(make([fine, bad]))
         assert anynan.summarize(make([fine, bad])).nan == 1
-        event = failure(anynan.check, list(make([fine, bad]).unbind()), "parts")
-        assert event.tensor == "parts[1]"
         start, length = torch.tensor([0, 0]), torch.tensor([1, 2])
         rows = torch.tensor([[1.0, torch.nan], [2.0, 3.0]])
         hidden = torch.nested.narrow(rows, 1, start, length, layout=torch.jagged)
         assert anynan.check(hidden) is hidden
     finally:
         readers[:] = held
-
-
-@pytest.mark.parametrize(
-    ("fine", "bad"),
-    [
-        ([[1.0], None, []], [[1.0], [2.0, NAN]]),
-        ([[[1.0]]], [[[1.0], [NAN]]]),
-        ([{"a": 1.0, "b": "x"}, None], [{"a": NAN, "b": "x"}]),
-        ([{"a": [1]}], [{"a": [1], "b": NAN}]),
-    ],
-)
-def test_lists_and_structs_of_arrow(fine: list[Any], bad: list[Any]) -> None:
-    arrow = pytest.importorskip("pyarrow")
-    for make in (arrow.array, lambda x: arrow.chunked_array([x])):
-        column = make(fine)
-        assert anynan.check(column) is column
-        with pytest.raises(anynan.NonFiniteError):
-            anynan.check(make(bad))
 
 
 def test_tables_of_arrow() -> None:

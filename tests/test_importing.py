@@ -48,29 +48,6 @@ def test_a_module_is_whole_when_it_is_told_of(first: str) -> None:
 
 
 @pytest.mark.usefixtures("modules")
-def test_an_import_that_fails_is_not_told_of() -> None:
-    seen: list[object] = []
-    when_imported(
-        "waited_inner", lambda: when_imported("waited_broken", lambda: seen.append("told"))
-    )
-    with pytest.raises(OSError, match="no disk"):
-        importlib.import_module("waited_broken")
-    assert seen == []
-
-
-@pytest.mark.usefixtures("modules")
-def test_what_waits_for_an_import_under_way_can_be_taken_back() -> None:
-    seen: list[object] = []
-
-    def inner() -> None:
-        when_imported("waited_outer", lambda: seen.append("told"))()
-
-    when_imported("waited_inner", inner)
-    importlib.import_module("waited_outer")
-    assert seen == []
-
-
-@pytest.mark.usefixtures("modules")
 def test_a_module_that_was_looked_for_or_failed_before_is_told_of(tmp_path: Path) -> None:
     seen: list[object] = []
     when_imported("waited_broken", lambda: seen.append("told"))

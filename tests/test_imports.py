@@ -65,21 +65,6 @@ def test_these_tests_know_every_adapter() -> None:
     assert set(about.FOLDERS.values()) == set(ADAPTERS)
 
 
-def test_functions_outlive_the_modules_beside_them() -> None:
-    # Importing a submodule binds its name in the package: none may hide a public one.
-    done = _python(
-        "import anynan, importlib, pathlib\n"
-        "before = {name: getattr(anynan, name) for name in anynan.__all__}\n"
-        "for path in pathlib.Path(anynan.__file__).parent.glob('*.py'):\n"
-        "    if path.stem not in ('__init__', '__main__', *anynan._DOORS):\n"
-        "        importlib.import_module(f'anynan.{path.stem}')\n"
-        "for name, value in before.items():\n"
-        "    assert getattr(anynan, name) is value, name\n"
-        "assert callable(anynan.check)\n"
-    )
-    assert done.returncode == 0, done.stderr
-
-
 @pytest.mark.tier(2)
 def test_a_report_of_pytorch_does_not_wait_for_the_compiler() -> None:
     pytest.importorskip("torch")
@@ -162,11 +147,6 @@ def test_core_imports_no_adapter() -> None:
     assert {name: used for name, used in found.items() if used} == {}
 
 
-def test_what_reads_files_is_asked_for_by_name_only() -> None:
-    code = "import anynan._files.reader\nprint(*sorted({'h5py', 'tensorstore'} & set(sys.modules)))"
-    assert _python(code).stdout.split() == []
-
-
 @pytest.mark.parametrize("adapter", ADAPTERS)
 def test_adapter_imports_only_its_framework(adapter: str) -> None:
     # "." is not in the list: relative imports mean nothing beside adapters/.
@@ -246,11 +226,6 @@ def test_no_module_waits_for_itself_while_it_loads() -> None:
     assert _circles(_graph(_modules(PACKAGE, "anynan"), functions=False)) == []
 
 
-def test_imports_inside_functions_make_no_large_circle() -> None:
-    circles = _circles(_graph(_modules(PACKAGE, "anynan"), functions=True))
-    assert [circle for circle in circles if len(circle) > 3] == []
-
-
 @pytest.mark.parametrize("adapter", ADAPTERS)
 def test_the_files_of_an_adapter_know_each_other_one_way(adapter: str) -> None:
     modules = _modules(PACKAGE / adapter, f"anynan.{adapter}")
@@ -311,3 +286,13 @@ def test_private_parts_of_pytorch_are_named_in_one_file() -> None:
         if named and name != "private.py":
             found[name] = named
     assert found == {}
+
+
+# They warn in the framework's own name, whoever calls them: PyTorch since 2.14, NumPy since 2.5.
+OLD = re.compile(r"torch\.jit\.(script|trace|load|save)\(|(?<!self)\.shape = ")
+
+
+def test_no_adapter_calls_what_frameworks_are_known_to_give_up() -> None:
+    for adapter in ADAPTERS:
+        for path in (PACKAGE / adapter).rglob("*.py"):
+            assert not OLD.search(path.read_text(encoding="utf-8")), path

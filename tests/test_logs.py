@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 
 import anynan
-from anynan._reports import logs
-from anynan._steps.tracked import inside
 
 BAD = np.array([1.0, np.nan])
 
@@ -73,14 +71,3 @@ def test_the_traceback_of_a_check_ends_in_the_users_line() -> None:
         anynan.check(BAD, "x")
     frames = traceback.extract_tb(caught.value.__traceback__)
     assert [frame.line for frame in frames] == ['anynan.check(BAD, "x")']
-
-
-def test_the_same_again_is_heard_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    heard: list[int] = []
-    monkeypatch.setattr(logs, "listeners", [lambda turn, event: heard.append(turn)])
-    tracker = anynan.track(lambda x: np.log(x), action="record")
-    with np.errstate(all="ignore"):
-        for _ in range(3):
-            tracker(-np.ones(2))
-    assert [event.times for event in tracker.events] == [3]
-    assert tuple(heard) == inside(tracker).judge.record.turns

@@ -1,7 +1,6 @@
 """Slots, readings, the ring of past steps, and the trail: plain numbers on the host."""
 
 import math
-import threading
 from typing import Any
 
 import pytest
@@ -47,25 +46,6 @@ def test_what_is_known_of_a_row_stays_with_it_when_one_is_put_in_before() -> Non
     assert (rows.suspect, rows.norms, list(rows.expected)) == ({2}, {2: 2.0}, [2])
 
 
-def test_threads_that_meet_at_a_new_slot_get_the_same_one() -> None:
-    m = monitor()
-    barrier = threading.Barrier(4)
-    seen: list[list[Site]] = []
-
-    def work() -> None:
-        barrier.wait(5)
-        seen.append([slot(m, str(i)) for i in range(300)])
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(10)
-    assert len(seen) == 4
-    assert all(row == seen[0] for row in seen)
-    assert [site.index for site in m.sites] == list(range(300))
-
-
 # Readings.
 
 
@@ -101,37 +81,7 @@ def test_rows_that_leave_their_limits_are_flagged_in_order() -> None:
     assert m.flagged(rows) == [1, 3, 4, 5]
 
 
-def test_rows_that_were_not_read_yet_wait() -> None:
-    m = monitor()
-    rows = filled(0, (slot(m), 0.0, 1.0))
-    rows.sites.append(slot(m))
-    rows.calls.append(0)
-    assert m.flagged(rows) == []
-    rows.lo.append(NAN)
-    rows.hi.append(NAN)
-    assert m.flagged(rows) == [1]
-
-
 # The ring.
-
-
-def test_past_readings_come_back_as_they_were() -> None:
-    m = monitor()
-    a, b = slot(m, "a"), slot(m, "b", "backward")
-    rows = filled(3, (a, -1.0, 2.0), (b, NAN, NAN), (a, 0.0, INF), calls=[0, 0, 1])
-    rows.stats[1] = (0.5,)
-    m.history.append(rows)
-    found = list(m.history)
-    assert [(r.step, r.order, r.call, r.layer, r.phase) for r in found] == [
-        (3, 0, 0, "a", "forward"),
-        (3, 1, 0, "b", "backward"),
-        (3, 2, 1, "a", "forward"),
-    ]
-    assert (found[0].lo, found[0].hi, found[2].hi) == (-1.0, 2.0, INF)
-    assert found[1].lo is not None
-    assert math.isnan(found[1].lo)
-    assert [r.stats for r in found] == [(), (0.5,), ()]
-    assert [r.order for r in m.history.last()] == [0, 1, 2]
 
 
 def test_a_row_that_is_known_to_be_finite_has_no_magnitude() -> None:
@@ -161,27 +111,7 @@ def test_memory_is_bounded_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (m.history.nbytes, len(m.history), m.history.last(), m.history.steps()) == (0, 0, [], [])
 
 
-def test_a_step_changed_after_it_was_kept_does_not_change_the_past() -> None:
-    m = monitor()
-    rows = filled(0, (slot(m), 0.0, 1.0))
-    m.history.append(rows)
-    rows.lo[0] = NAN
-    rows.sites.append(slot(m, "b"))
-    m.history.append(filled(1, (slot(m, "b"), 0.0, 2.0)))
-    assert [(r.layer, r.lo, r.hi) for r in m.history] == [("a", 0.0, 1.0), ("b", 0.0, 2.0)]
-
-
 # Curves.
-
-
-def test_a_curve_is_one_slots_magnitude_over_the_steps() -> None:
-    m = monitor(history=100)
-    a, b = slot(m, "a"), slot(m, "b")
-    for step in range(4):
-        m.history.append(filled(step, (a, -(2.0**step), 0.0), (b, 0.0, 9.0), (a, 0.0, 0.5)))
-    assert m.history.curve(a) == ((0, 1.0), (1, 2.0), (2, 4.0), (3, 8.0))
-    assert m.history.curve(a, upto=2) == ((2, 4.0), (3, 8.0))
-    assert m.history.curve(slot(m, "never")) == ()
 
 
 def test_a_gradient_read_by_its_norm_and_then_by_its_ends_is_one_curve() -> None:
@@ -246,7 +176,3 @@ def test_a_trail_of_a_backward_pass_is_that_of_the_gradients() -> None:
     )
     assert m.trail(rows, 7, "1", "backward") == (("2", 9.0), ("1", 9.0))
     assert m.trail(rows, 8, "0", "backward") == (("2", 9.0), ("1", 9.0), ("0", None))
-
-
-def test_a_name_that_only_begins_alike_is_not_inside() -> None:
-    assert trail("a.1", 2, "a.0", "a.10", "a.1") == ["a.0", "a.10", "a.1"]

@@ -54,14 +54,6 @@ def test_all_cells_are_watched_from_on_to_off(shell: Any) -> None:
     assert "'of' is unknown" in said(shell, "%anynan of")
 
 
-def test_a_wrong_action_is_refused_in_a_line(shell: Any) -> None:
-    for cell in ("%anynan on stop", "%%anynan stop\nmodel(bad)"):
-        text = said(shell, cell)
-        assert "action='stop' is unknown" in text
-        assert "extension.py" not in text
-        assert "NaN" not in text
-
-
 def test_a_cell_that_tracks_may_be_run_again(shell: Any) -> None:
     cell = "tracker = anynan.torch.track(model, action='record')"
     assert said(shell, cell) + said(shell, cell) == ""

@@ -1,15 +1,12 @@
 """Warnings point at the user's line, and do not tell the same story at length twice."""
 
-import sys
 import warnings
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 
 import anynan
-from anynan._steps import record
 from anynan.errors import AnynanWarning
 from tests.fake_adapter import Layer, Model, track
 
@@ -56,22 +53,6 @@ def test_a_line_inside_a_framework_is_not_the_users() -> None:
     tracker.remove()
 
 
-def test_filters_by_module_mean_the_users_module() -> None:
-    tracker = anynan.track(np.log, action="warn")
-    script = ModuleType("my_script")
-    script.__dict__["step"] = lambda: tracker(np.array([-1.0]))
-    exec("def train():\n    step()\n", script.__dict__)
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("error")
-        warnings.simplefilter("ignore", RuntimeWarning)
-        warnings.filterwarnings("always", category=AnynanWarning, module="tests.test_notices")
-        script.__dict__["train"]()
-    assert len(found) == 1
-    assert "AnynanWarning" not in getattr(
-        sys.modules["anynan._steps.record"], "__warningregistry__", {}
-    )
-
-
 @pytest.mark.parametrize("fn", [np.log, lambda x: x / x, lambda x: x])
 def test_a_report_that_a_filter_makes_an_exception_is_the_report(fn: Any) -> None:
     x = np.array([0.0, -1.0, np.nan])
@@ -97,15 +78,3 @@ def test_the_same_fault_is_told_once_and_then_in_a_line_with_a_count() -> None:
     assert (event.step, event.times, tracker.count("bad")) == (0, 120, 120)
     assert tracker.report().count("event  ") == 1
     assert "; 120 times" in tracker.report()
-
-
-def test_another_fault_is_told_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record, "_told", [None, None])  # another test's model had the same one
-    model = Model(Layer("first", LOG), Layer("second", ("reciprocal",)))
-    tracker = track(model, model=model, action="warn")
-    texts = [
-        str(caught(lambda x=x: tracker(np.array([x])))[0].message) for x in (-1.0, 1.0, -1.0, 1.0)
-    ]
-    assert ["\n" in text for text in texts] == [True, True, False, False]
-    tracker.clear()
-    assert "\n" in str(caught(lambda: tracker(np.array([-1.0])))[0].message)

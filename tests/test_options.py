@@ -14,31 +14,19 @@ from tests.flat import split
 
 VALUES: list[tuple[dict[str, Any], str]] = [
     ({"action": "rise"}, "action='rise' is unknown; choose from raise, warn, record, skip"),
-    ({"action": None}, "action=None is unknown; choose from raise"),
     ({"read": "steps"}, "read='steps' is unknown; choose auto, immediate or end"),
-    ({"read": 0}, "read=0 is too small: it must be at least 1"),
     ({"level": "op"}, "level='op' is unknown; choose from step, layer, operation"),
     ({"stats": ("std",)}, "stats: 'std' is unknown; choose from absmax, min, max, mean"),
-    ({"stats": "std"}, "stats: 'std' is unknown"),
     ({"history": -1}, "history=-1 is too small: it must be at least 0"),
-    ({"patience": -2}, "patience=-2 is too small: it must be at least 0"),
-    ({"keep": -1}, "keep=-1 is too small: it must be at least 0"),
 ]
 TYPES: list[tuple[dict[str, Any], str]] = [
     ({"policy": "strict"}, "policy= takes an anynan.Policy, not str"),
-    ({"policy": None}, "policy= takes an anynan.Policy, not NoneType"),
     ({"policy": Policy}, "policy= takes an anynan.Policy, not the class"),
     ({"backward": 1}, "backward= takes True or False, not 1"),
-    ({"replay": None}, "replay= takes True or False, not None"),
-    ({"parameters": "yes"}, "parameters= takes True or False, not 'yes'"),
-    ({"across_ranks": "gloo"}, "across_ranks= takes True or False, not 'gloo'"),
     ({"history": 1.5}, "history= takes a whole number, not float: 1.5"),
-    ({"history": True}, "history= takes a whole number, not bool: True"),
     ({"read": 2.0}, "read= takes a whole number, not float: 2.0"),
-    ({"read": None}, "read= takes a whole number, not NoneType: None"),
     ({"keep": "whole"}, "keep= takes a number of bytes or 'all', not str: 'whole'"),
     ({"stats": None}, "stats= takes names of statistics, not NoneType: None"),
-    ({"stats": 3}, "stats= takes names of statistics, not int: 3"),
 ]
 
 

@@ -5,6 +5,7 @@ import warnings
 import weakref
 from contextlib import suppress
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,20 +17,10 @@ from tests.failing import failure
 from tests.recorded import centre, entropy, failing, line_of
 
 
-def pair(x: Any, y: float) -> Any:
-    return x.sum(), np.log(x - y)
-
-
 def spoilt(x: Any) -> Any:
     y = np.asarray(x)
     y[0] /= y[1]
     return x * 2
-
-
-def checks(x: Any) -> Any:
-    with anynan.scope("inner"):
-        anynan.check(np.log(x), "logs")
-    return x
 
 
 def solves(x: Any) -> Any:
@@ -40,22 +31,14 @@ def solves(x: Any) -> Any:
     return y
 
 
-def counts(x: Any, n: Any) -> Any:
-    n -= 1
-    return x / n
-
-
 @pytest.mark.parametrize(
     ("function", "clean", "bad"),
     [
         (entropy, (np.full(2, 0.5),), (np.array([0.5, 0.0]),)),
         (centre, (np.array([1.0, 2.0]),), (np.full(2, 2.0),)),
         (centre, (np.arange(20_000.0),), (np.full(20_000, 2.0),)),
-        (pair, (np.ones(3), 0.5), (np.ones(3), 2.0)),
         (spoilt, (np.ones(3),), (np.zeros(3),)),
-        (checks, (np.ones(3),), (-np.ones(3),)),
         (solves, (np.ones(3),), (-np.ones(3),)),
-        (counts, (np.ones(2), np.full(2, 3)), (np.ones(2), np.ones(2, int))),
         (entropy, (np.full(20_000, 0.5),), (np.linspace(0, 1, 20_000),)),
         (entropy, (np.full(2, 0.5),), (np.array([0.5, np.nan]),)),
         (entropy, (np.full(2, 0.5),), (np.array([0.5, -1e300]),)),
@@ -125,16 +108,6 @@ def test_a_call_that_ends_badly_leaves_nothing_behind() -> None:
     assert np.geterr()["invalid"] == "warn"
 
 
-def test_a_bound_beside_an_exact_reading_is_no_growth() -> None:
-    tracked = anynan.track(np.square)
-    for scale in (1.0, 1.01, 1.02, 1.03):
-        tracked(np.full(1000, scale))
-    site = tracked.history.last()[-1].site
-    curve = tracked.history.curve(site)
-    assert [step for step, _ in curve] == [1, 2, 3]
-    assert curve[-1][1] < 1.1 * curve[0][1]
-
-
 def usual_calls(tracked: Any, *args: Any) -> int:
     """Count the calls of Python in a call that is not the first."""
     for _ in range(5):
@@ -160,48 +133,25 @@ def test_what_the_code_reaches_costs_little() -> None:
     assert few <= 250
 
 
-class Dense:
-    """State two attributes below what the tracked method is bound to."""
-
-    def __init__(self) -> None:
-        self.weight, self.speed = np.ones((2, 2)), np.zeros((2, 2))
-
-    def update(self, gradient: Any) -> None:
-        self.speed = 0.9 * self.speed + 0.1 * gradient**2 - 0.5
-        self.weight = self.weight - gradient / np.sqrt(self.speed)
-
-
 class Network:
+    """Keep state two attributes below what the tracked method is bound to."""
+
     def __init__(self) -> None:
-        self.layers = [Dense()]
+        self.layers = [SimpleNamespace(weight=np.ones(2))]
 
     def step(self, x: Any) -> float:
-        out = x @ self.layers[0].weight
-        self.layers[0].update(x.T @ out)
-        return float((out**2).mean())
+        self.layers[0].weight = np.sqrt(self.layers[0].weight - x)
+        return float(x.sum())
 
 
 @pytest.mark.parametrize("level", ["step", "layer"])
 def test_state_two_attributes_down_is_told_in_the_step_that_spoils_it(level: Any) -> None:
     network = Network()
-    event = failing(network.step, np.full((2, 2), 0.1), level=level)
+    event = failing(network.step, np.full(2, 2.0), level=level)
     assert event.step == 0
     assert event.operation.name == "sqrt"
-    assert event.operation.source.line == line_of(Dense.update, "np.sqrt")
+    assert event.operation.source.line == line_of(Network.step, "np.sqrt")
     assert type(network.layers[0].weight) is np.ndarray
-
-
-WEIGHT = np.ones(3)
-
-
-def test_a_global_that_the_call_spoils_is_told_in_that_step() -> None:
-    def update(x: Any) -> float:
-        global WEIGHT  # noqa: PLW0603
-        WEIGHT = WEIGHT / x
-        return 0.0
-
-    event = failing(update, np.array([1.0, 0.0, 1.0]))
-    assert event.operation.name == "divide"
 
 
 TABLE = np.ones(3)
@@ -239,16 +189,6 @@ def test_a_nan_in_a_call_that_gives_nothing_to_read_is_told_once() -> None:
     assert "nothing went bad" not in tracked.report()
 
 
-def simulate(steps: int) -> Any:
-    """Make every array inside, as a script does."""
-    rng = np.random.default_rng(1)
-    position, mass = rng.standard_normal((4, 2)), np.ones((4, 1))
-    for _ in range(steps):
-        offset = position[:, None] - position
-        position = position - (offset * (offset**2).sum(-1, keepdims=True) ** -1.5 * mass).sum(1)
-    return position
-
-
 def recursion(noise: float) -> Any:
     gain, spread = np.zeros(2), np.zeros((2, 2))
     for _ in range(3):
@@ -257,22 +197,10 @@ def recursion(noise: float) -> Any:
     return gain
 
 
-@pytest.mark.parametrize(
-    ("function", "argument", "name", "tag"),
-    [
-        (simulate, 2, "pow", "power_domain"),
-        (recursion, 0.0, "divide", "divide_by_zero"),
-    ],
-)
-def test_arrays_that_the_function_makes_itself_are_watched_where_nothing_else_explains(
-    function: Any, argument: Any, name: str, tag: str
-) -> None:
-    event = failing(function, argument)
-    assert (event.operation.name, event.cause.tag) == (name, tag)
-    assert event.operation.source is not None
-    text = "offset = " if function is simulate else "spread[:, 0] / seen"
-    line = line_of(function, text) + (function is simulate)
-    assert event.operation.source.line == line
+def test_arrays_that_the_function_makes_itself_are_watched_where_nothing_else_explains() -> None:
+    event = failing(recursion, 0.0)
+    assert (event.operation.name, event.cause.tag) == ("divide", "divide_by_zero")
+    assert event.operation.source.line == line_of(recursion, "spread[:, 0] / seen")
     assert type(np.zeros(1)) is np.ndarray
     assert type(np.random.default_rng()) is np.random.Generator
 
@@ -324,18 +252,3 @@ def test_what_is_known_to_be_bad_is_not_looked_into_again() -> None:
         assert len(tracked.events) == 2
         assert tracked.events[0].spread.count == before + 1
         assert tracked.step == 15
-
-
-def test_an_exception_over_known_bad_values_reaches_the_program() -> None:
-    def step(w: Any, stop: int) -> Any:
-        if stop:
-            raise KeyError(stop)
-        return w + 1
-
-    tracked = anynan.track(step, action="record")
-    bad = np.array([np.nan])
-    for _ in range(3):
-        assert np.isnan(tracked(bad, 0)).all()
-    with pytest.raises(KeyError):
-        tracked(bad, 1)
-    assert np.isnan(tracked(bad, 0)).all()

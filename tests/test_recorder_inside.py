@@ -3,8 +3,6 @@
 import copy
 import functools
 import pickle
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from typing import Any
 
 import numpy as np
@@ -90,11 +88,6 @@ def test_a_tracked_function_is_sent_as_what_it_wraps() -> None:
     assert copy.deepcopy([decorated])[0] is inside(decorated).fn
 
 
-def test_a_tracked_function_in_a_pool_of_processes() -> None:
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        assert pool.submit(track(plain), np.full(1, 4.0)).result().tolist() == [2.0]
-
-
 @pytest.mark.parametrize("name", ["torch", "jax", "tensorflow", "cupy"])
 def test_a_function_tracked_by_any_backend_is_sent_as_what_it_wraps(name: str) -> None:
     pytest.importorskip(name)
@@ -104,20 +97,3 @@ def test_a_function_tracked_by_any_backend_is_sent_as_what_it_wraps(name: str) -
     cloudpickle = pytest.importorskip("cloudpickle")
     assert pickle.loads(cloudpickle.dumps(tracker))(4.0) == 2.0
     tracker.remove()
-
-
-@pytest.mark.tier(2)
-def test_a_tracked_function_in_joblib_and_dask() -> None:
-    joblib, delayed = pytest.importorskip("joblib"), pytest.importorskip("dask").delayed
-    tracked = anynan.track(plain)
-    ran = joblib.Parallel(n_jobs=2, backend="loky")(joblib.delayed(tracked)(x) for x in (1.0, 4.0))
-    assert ran == [1.0, 2.0]
-    assert delayed(tracked)(np.full(1, 9.0)).compute(scheduler="processes").tolist() == [3.0]
-
-
-def test_a_tracked_model_is_copied_as_a_model() -> None:
-    torch = pytest.importorskip("torch")
-    model = torch.nn.Linear(2, 1)
-    with anynan.torch.track(model) as tracker:
-        assert type(copy.deepcopy(tracker)) is torch.nn.Linear
-        assert type(pickle.loads(pickle.dumps(tracker))) is torch.nn.Linear

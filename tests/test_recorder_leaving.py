@@ -2,10 +2,9 @@
 
 import functools
 import os
-from collections import OrderedDict, UserDict, deque
+from collections import UserDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +13,6 @@ import numpy as np
 import pytest
 
 import anynan
-from anynan.arrays.tracked import TrackedArray
 from tests.flat import split
 
 # The recorder itself; what the default makes of it is in test_recorder_ends.
@@ -44,16 +42,8 @@ def item(x: Any) -> None:
     x[0] = np.nan
 
 
-def fill(x: Any) -> None:
-    x.fill(np.nan)
-
-
 def at(x: Any) -> None:
     np.add.at(x, [0], np.nan)
-
-
-def whole(x: Any) -> None:
-    x[:] = np.log(-x)
 
 
 def out(x: Any) -> None:
@@ -63,7 +53,7 @@ def out(x: Any) -> None:
 @READS
 @pytest.mark.parametrize(
     ("program", "name"),
-    [(item, "setitem"), (fill, "fill"), (at, "add"), (whole, "log"), (out, "log")],
+    [(item, "setitem"), (at, "add"), (out, "log")],
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_a_nan_written_into_an_argument(program: Any, name: str, read: str) -> None:
@@ -88,14 +78,6 @@ def test_a_result_put_into_a_container_or_an_object_of_the_caller(read: str) -> 
         assert event.operation.name == "log"
         kept = into["y"] if isinstance(into, dict) else into.y
         assert type(kept) is np.ndarray
-
-
-def test_a_nan_written_into_an_array_in_an_attribute() -> None:
-    def program(x: Any, state: Any) -> None:
-        state.mean[0] = NAN * x.sum().item()
-
-    event = event_of(program, np.ones(2), SimpleNamespace(mean=np.zeros(2), best=np.inf))
-    assert (event.kind, event.tensor) == ("nan", "state.mean")
 
 
 class Model:
@@ -123,36 +105,11 @@ def test_what_an_object_held_before_is_no_failure() -> None:
     assert not tracker.events
 
 
-def test_an_argument_that_is_cleaned_or_left_is_no_failure() -> None:
-    def program(x: Any, out: Any) -> Any:
-        np.log(np.abs(x) + 1.0, out=out)
-        y = 1 / out
-        y[np.isinf(y)] = 0.0
-        out *= 0.0
-        return y
-
-    tracker = track(program)
-    tracker(np.zeros(3), np.zeros(3))
-    assert not tracker.events
-
-
 # Results that are no plain arrays.
-
-
-class Subclass(np.ndarray[Any, Any]):
-    pass
 
 
 def in_matrix(x: Any) -> Any:
     return np.matrix(np.asarray(x) * NAN)
-
-
-def in_subclass(x: Any) -> Any:
-    return (np.asarray(x) * NAN).view(Subclass)
-
-
-def in_masked(x: Any) -> Any:
-    return np.ma.array(np.asarray(x) * NAN, mask=[True, False])
 
 
 def in_series(x: Any) -> Any:
@@ -167,32 +124,17 @@ def in_deque(x: Any) -> Any:
     return deque([np.log(-x)])
 
 
-def in_dict_subclass(x: Any) -> Any:
-    return type("Bag", (dict,), {})(v=np.log(-x))
-
-
 @READS
 @pytest.mark.parametrize(
     "program",
     [
-        in_matrix, in_subclass, in_masked, in_series, in_object, in_deque, in_dict_subclass,
+        in_matrix, in_series, in_object, in_deque,
     ],
     ids=lambda program: program.__name__,
 )  # fmt: skip
 def test_a_result_of_any_class_is_judged(program: Any, read: str) -> None:
     event = event_of(program, np.ones(2), read=read)
     assert (event.phase, event.kind) == ("forward", "nan")
-
-
-@READS
-def test_a_memmap_is_watched_as_the_array_it_is(tmp_path: Path, read: str) -> None:
-    path = tmp_path / "x.npy"
-    np.save(path, np.array([1.0, 2.0]))
-    event = event_of(lambda x: np.log(-x), np.load(path, mmap_mode="r"), read=read)
-    assert event.operation.name == "log"
-    np.save(path, np.array([1.0, np.nan]))
-    event = event_of(lambda x: x * 1, np.load(path, mmap_mode="r"), read=read)
-    assert (event.phase, event.tensor) == ("input", "x")
 
 
 def test_an_argument_of_another_class_is_judged_and_named() -> None:
@@ -205,32 +147,14 @@ def test_an_argument_of_another_class_is_judged_and_named() -> None:
 
 
 def test_no_tracked_array_is_left_in_a_result() -> None:
-    class Slots:
-        __slots__ = ("v",)
-        v: Any
-
     def program(x: Any) -> Any:
-        slots, cells = Slots(), np.empty(1, object)
-        slots.v, cells[0] = x * 2, x * 2
-        return [
-            SimpleNamespace(v=x * 2, inner=SimpleNamespace(v=[x * 2])), deque([x * 2]),
-            OrderedDict(v=x * 2), UserDict(v=x * 2), slots, cells, {"s": {1: (x * 2,)}},
-        ]  # fmt: skip
+        cells = np.empty(1, object)
+        cells[0] = x * 2
+        return SimpleNamespace(v=[x * 2]), deque([x * 2]), UserDict(v=x * 2), cells, {1: (x * 2,)}
 
-    def walk(value: Any, depth: int = 0) -> Any:
-        yield value
-        if depth < 6 and not isinstance(value, str | bytes | type | TrackedArray):
-            parts = list(value.values()) if isinstance(value, dict) else []
-            parts += list(value) if isinstance(value, list | tuple | deque) else []
-            parts += value.tolist() if getattr(value, "dtype", None) == np.dtype(object) else []
-            parts += list(getattr(value, "__dict__", {}).values())
-            parts += [value.v] if isinstance(value, Slots) else []
-            for part in parts:
-                yield from walk(part, depth + 1)
-
-    found = list(walk(track(program)(np.ones(2))))
-    assert not [value for value in found if isinstance(value, TrackedArray)]
-    assert sum(isinstance(value, np.ndarray) and value.dtype != object for value in found) == 8
+    held, queued, mapped, cells, nested = track(program)(np.ones(2))
+    found = [held.v[0], queued[0], mapped["v"], cells[0], nested[1][0]]
+    assert [type(x) for x in found] == [np.ndarray] * 5
 
 
 def test_no_tracked_array_is_left_in_an_argument() -> None:
@@ -260,19 +184,9 @@ def through_asarray(x: Any) -> Any:
     return x * 2
 
 
-def quietly_through_asarray(x: Any) -> Any:
-    y = np.asarray(x)
-    y[0] = NAN
-    return x * 2
-
-
 def through_flat(x: Any) -> Any:
     x.flat[0] = np.nan
     return x * 1
-
-
-def through_asarray_only(x: Any) -> None:
-    np.asarray(x)[0] = np.nan
 
 
 @READS
@@ -280,7 +194,6 @@ def through_asarray_only(x: Any) -> None:
     ("program", "word"),
     [
         (through_asarray, "np.asarray"), (through_flat, ".flat"),
-        (through_asarray_only, "np.asarray"), (quietly_through_asarray, "np.asarray"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )  # fmt: skip
@@ -303,25 +216,6 @@ def test_a_value_that_the_function_overwrote_is_no_fault_of_the_data(
 
 # What was out of sight.
 
-TABLE = np.array([0.0, 1.0])
-
-
-def by_library(x: Any) -> Any:
-    interpolate = pytest.importorskip("scipy.interpolate")
-    y = interpolate.CubicSpline(x, x)(np.array([0.5]))
-    return np.log(y - 10.0)
-
-
-@READS
-@pytest.mark.parametrize("level", ["layer", "operation"])
-def test_what_is_made_out_of_sight_is_found_in_the_error_log(read: str, level: str) -> None:
-    event = event_of(by_library, np.arange(4.0), read=read, level=level)
-    operation = event.operation
-    assert operation.source is not None
-    line = by_library.__code__.co_firstlineno + 3
-    assert (operation.name, operation.source.line) == ("log", line)
-    assert any("NumPy's error log has: invalid value in log" in note for note in event.notes)
-
 
 def by_library_quietly(x: Any) -> Any:
     interpolate = pytest.importorskip("scipy.interpolate")
@@ -341,11 +235,6 @@ def test_what_no_operation_made_is_not_put_down_to_chance(read: str, level: str)
     line = by_library_quietly.__code__.co_firstlineno + 2
     assert f"test_recorder_leaving.py:{line} (np.asarray in scipy/" in note
     assert note in anynan._reports.report.render(event).replace("\n          ", " ")
-
-
-def test_arrays_that_the_function_was_not_given() -> None:
-    event = event_of(lambda x: np.log(TABLE - 2.0), np.ones(2))
-    assert any("arrays that the function was not given" in note for note in event.notes)
 
 
 # A second run is believed as far as it agrees with the first.
@@ -383,46 +272,6 @@ def test_where_no_second_run_can_be_believed_the_library_itself_is_quoted(
     event = caught.value.event
     assert (event.operation.name, event.cause.tag) == (name, tag)
     assert event.cause.text.endswith(f"the library itself reported: {said}")
-
-
-def test_a_second_run_takes_nothing_from_what_cannot_keep_it() -> None:
-    values: SimpleQueue[float] = SimpleQueue()
-    values.put(-1.0)
-    values.put(-500.0)
-
-    def program(x: Any) -> Any:
-        return np.log(x * values.get())
-
-    event = event_of(program, np.ones(1), read="end")
-    assert event.operation.inputs[0].min == -1.0
-    assert any("it would have taken more from `values`" in note for note in event.notes)
-    assert values.get() == -500.0
-
-
-def refused(x: Any) -> Any:
-    """Stand for a library that checks what it is given."""
-    plain = np.asarray(x)
-    if not np.isfinite(plain).all():
-        msg = "Input X contains NaN"
-        raise ValueError(msg)
-    return plain
-
-
-@READS
-def test_the_exception_of_code_that_refuses_a_bad_value_carries_the_report(read: Any) -> None:
-    def program(x: Any) -> Any:
-        z = x - x
-        return refused(z / z).sum()
-
-    if read == "immediate":
-        with pytest.raises(anynan.NonFiniteError) as caught:
-            track(program, advanced=anynan.Advanced(read=read))(np.ones(3))
-        assert isinstance(caught.value.__context__, ValueError)
-    tracker = track(program, action="record", advanced=anynan.Advanced(read=read))
-    with pytest.raises(ValueError, match="Input X contains NaN"):
-        tracker(np.ones(3))
-    (event,) = tracker.events
-    assert (event.operation.name, event.severity) == ("divide", "bad")
 
 
 @pytest.mark.parametrize("action", ["raise", "record"])
@@ -478,18 +327,6 @@ def test_an_operand_that_was_made_out_of_sight_is_found_in_the_error_log(
     assert any("NumPy's error log has: invalid value in divide" in note for note in event.notes)
 
 
-@READS
-def test_of_two_errors_out_of_sight_none_is_named_and_both_are_told(read: str) -> None:
-    def mixed(x: Any) -> Any:
-        hidden = np.asarray(x) - 1
-        unused = np.log(hidden - 1)
-        return x + hidden / hidden + unused * 0
-
-    event = event_of(mixed, np.ones(3), read=read, level="layer")
-    assert event.operation.name == "add", "where the value came into sight"
-    assert any("log at" in note and "divide at" in note for note in event.notes)
-
-
 HOLED = np.array([1.0, NAN, 1.0])
 
 
@@ -506,21 +343,3 @@ def test_what_was_bad_before_is_not_put_down_to_an_error_out_of_sight(
     event = event_of(mixed, np.ones(3), read=read, level=level)
     assert event.operation.name == "add"
     assert tag_of(event) == "bad_input"
-
-
-@READS
-@pytest.mark.parametrize("level", ["step", "layer", "operation"])
-def test_an_error_that_makes_no_such_value_is_not_blamed(read: str, level: str) -> None:
-    def mixed(x: Any) -> Any:
-        hidden = np.asarray(x) - 1
-        np.maximum(np.log(hidden), 0)  # made -Inf, which is gone
-        hidden[0] = NAN
-        return x + hidden
-
-    event = event_of(mixed, np.ones(3), read=read, level=level)
-    assert event.operation is not None
-    if level == "step":  # a second run watches what the code makes itself, too
-        assert event.operation.name == "setitem"
-        return
-    assert event.operation.name == "add"
-    assert any("log at test_recorder_leaving.py" in note for note in event.notes)

@@ -41,13 +41,6 @@ def default() -> Any:
     return step
 
 
-def by_name() -> Any:
-    def step(*, items: Any = enumerate([np.full(2, x) for x in (4.0, 0.0, 9.0, 16.0)])) -> Any:  # noqa: B008
-        return np.sqrt(next(items)[1] - 1).sum()
-
-    return step
-
-
 def attribute() -> Any:
     class Trainer:
         def __init__(self) -> None:
@@ -69,7 +62,7 @@ def queued() -> Any:
     return step
 
 
-@pytest.mark.parametrize("make", [closure, default, by_name, attribute, queued])
+@pytest.mark.parametrize("make", [closure, default, attribute, queued])
 def test_what_a_step_takes_is_given_again_and_nothing_is_lost(make: Any) -> None:
     tracked = anynan.track(make(), action="record", level="step")
     step = make()
