@@ -89,7 +89,7 @@ def watch_all(options: Options, found: Found) -> Callable[[], None]:
     warnings.filterwarnings("always", module=re.escape(noted.__name__))
     rule = warnings.filters[0]
     watch = Watch(options, found)
-    noted.everywhere, noted.unread = (watch.around, watch.loss), _unread
+    noted.everywhere, noted.unread = (watch.around, watch.loss, watch.before), _unread
     noted.begin().put()
 
     @between_graphs

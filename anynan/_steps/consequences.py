@@ -36,6 +36,7 @@ class Consequences:
     """Know what earlier failed steps left behind.
 
     Attributes:
+        anywhere: Whether what is tracked trains what may be used anywhere.
         inputs: Steps that failed by what came in, by a key that knows the same bad values again.
         continued: The last failed step after which the program went on.
         corrupting: The step since which weights are bad: its update was made all the same, or it
@@ -48,6 +49,7 @@ class Consequences:
     ) -> None:
         self._subject, self._record, self._notes = subject, record, notes
         self._weights, self._steps = weights, steps
+        self.anywhere = subject.anywhere
         self.inputs: dict[Any, Step] = {}
         self.continued: Step | None = None
         self.corrupting: Step | None = None
@@ -173,7 +175,8 @@ class Consequences:
 
     def _ran(self, other: "Consequences") -> bool:
         """Tell whether another ran with bad weights since the last step of this one ended."""
-        return _spoilt.get(other, -1) >= self._steps.since and other.goes_on_spoilt
+        here = other.anywhere or _spoilt.get(other, -1) >= self._steps.since
+        return here and other.goes_on_spoilt
 
     def _failed_before(self) -> tuple[str, int, str] | None:
         """Give another that failed since the last step of this one ended, and in which step."""

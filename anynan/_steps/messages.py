@@ -22,6 +22,11 @@ INPUT_COMPUTED = Message(
     "your code computed this input, last by {operation}, before it called {name}: {instead} names "
     "the operation that made it bad",
 )
+INPUT_TRAINED = Message(
+    "input-trained",
+    "your code trains this input, which has a gradient of its own: it is no data, and an update "
+    "may have made it bad before {name} was called; {instead} watches that, too",
+)
 MAY_HAVE_RAISED = Message(
     "may-have-raised",
     "the exception that ended this step may be because of it: what it was raised over is finite, "

@@ -31,6 +31,10 @@ class OpenSteps:
         step: Step | None = getattr(self._local, "step", None)
         return None if step is None or step.failed is None else step
 
+    def count_to(self, step: Step) -> None:
+        """Number what follows in this thread like a step of another, with which it belongs."""
+        self._local.next, self._local.evaluated = step.number, step.evaluated
+
     def close(self, *, evaluation: bool = False) -> Step | None:
         """End this thread's step and count on; ``settle`` it when it is read.
 

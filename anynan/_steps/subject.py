@@ -27,7 +27,10 @@ class Subject:
         handle: The user's ``Tracker``.
         watched_by: The adapter; None before tracking begins and after it ends.
         found: Whether nobody asked for it by name: it gives way to a tracker of the user's own.
+        anywhere: Whether what it trains is no part of a model, and may be used by any.
     """
+
+    anywhere = False
 
     def __init__(self, target: Any, options: Options, name: str) -> None:
         self._target, self.options, self.name = target, options, name

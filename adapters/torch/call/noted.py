@@ -5,6 +5,7 @@ code runs. Tensors are held weakly, and by value only where they are small: what
 can be computed again. Two passes back nothing is held at all.
 """
 
+import copy
 import functools
 import inspect
 import math
@@ -92,14 +93,25 @@ class Pass:
         roots: What it was asked for, the loss mostly: weakly, with the versions of these.
         gradients: What was given for them.
         before: Which pass had been read when it began.
+        gave: The gradients that the program asked for, weakly.
+        between: The gradients of what the program computed and called models with: weakly what,
+            how often that had been written to, and the gradient.
     """
 
-    __slots__ = ("__weakref__", "_notes", "before", "gradients", "roots")
+    __slots__ = ("__weakref__", "_notes", "before", "between", "gave", "gradients", "roots")
 
     def __init__(self, roots: list[tuple[Any, int]], gradients: list[Any], notes: "Notes") -> None:
         self.roots, self.gradients, self.before = roots, gradients, -1
+        self.gave: list[Any] = []
+        self.between: list[tuple[Any, int, torch.Tensor]] = []
         # The lists are the thread's own, and go on: this is how far they had come.
         self._notes = notes.before, notes.notes, len(notes.notes), notes.held_before, notes.held
+
+    def at(self, ref: Any, version: int, gradient: torch.Tensor) -> "Pass":
+        """Give the part of it that goes on from a tensor, by the gradient that came there."""
+        part = copy.copy(self)
+        part.roots, part.gradients = [(ref, version)], [gradient]
+        return part
 
     def living(self) -> list[torch.Tensor]:
         """List what it was asked for, as far as that is there."""
@@ -144,6 +156,8 @@ class Notes(FunctionMode):
         self._bytes = self._copied = self.inside = 0
         self._compiled = 0
         self.writes = False
+        # What the program trains and calls models with.
+        self.leaves: deque[Any] = deque(maxlen=LONG)
         self._picks: dict[Any, int] = {}
         self._wrote: ByIdentity[torch.Tensor, int] = ByIdentity()
         # Gradients that the program asked for since the last pass or update.
@@ -391,6 +405,8 @@ class Notes(FunctionMode):
             for x in out:
                 if type(x) is _Tensor:
                     self.hold(x)
+                    if found is not None:
+                        found.gave.append(_ref(x))
         else:
             self._turn()
         return out
@@ -410,6 +426,11 @@ class Notes(FunctionMode):
         """Take up a tensor as a backward pass that begins with it would be."""
         self.hold(x)
         return Pass([(_ref(x), writes(x))], [None], self)
+
+    def entered(self, ref: Any, version: int, gradient: torch.Tensor) -> None:
+        """Hold the gradient that comes to what a model was called with, if it is small."""
+        if self.passes and gradient.nbytes <= SMALL:
+            self.passes[-1].between.append((ref, version, gradient.detach()))
 
     def taken(self) -> Iterator[Any]:
         """Walk what the operations since the last pass took, weakly."""
@@ -513,8 +534,8 @@ class _Here(threading.local):
 
 _here = _Here()
 # Where the whole program is noted, and not only what is behind a model's call: what is called with
-# each backward pass, and with what the program reads.
-everywhere: tuple[Any, Any] | None = None
+# each backward pass, with what the program reads, and before an update.
+everywhere: tuple[Any, Any, Any] | None = None
 # Has watched models read nothing while a function of the program's runs again.
 unread: Callable[[], AbstractContextManager[Any]] = nullcontext
 _all: "weakref.WeakValueDictionary[int, Notes]" = weakref.WeakValueDictionary()
@@ -558,7 +579,7 @@ def begin() -> Notes:
         if not _waiting:
             _waiting.append(when_imported(EVALUATION, _before_compiled))
     if everywhere is not None:  # it may have begun after a tracker of the program's own
-        notes.around, notes.reads = everywhere
+        notes.around, notes.reads, _ = everywhere
     return notes
 
 
@@ -579,6 +600,18 @@ def behind_models() -> None:
     """Note what comes behind a model's call, where not the whole program is noted."""
     if everywhere is None:
         begin().put()
+
+
+def enters(x: torch.Tensor) -> None:
+    """Have the gradient held that comes to what the program computed and calls a model with."""
+    notes = _here.notes
+    if notes is None:
+        return
+    if x.is_leaf:
+        notes.leaves.append(_ref(x))
+        return
+    with suppress(RuntimeError):  # inside a function transform
+        x.register_hook(functools.partial(notes.entered, _ref(x), writes(x)))
 
 
 def within_models() -> None:

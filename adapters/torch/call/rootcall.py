@@ -6,7 +6,7 @@ import weakref
 from collections import UserDict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from anynan._reach import Items
 from anynan.events import Source
 from anynan.torch.call.randomstate import RandomState
 from anynan.torch.call.regions import inside
-from anynan.torch.private import casts, tree_map, version
+from anynan.torch.private import casts, task, tree_map, version
 from anynan.torch.read.paths import inner
 
 if TYPE_CHECKING:
@@ -55,6 +55,8 @@ class RootCall:
     caller: tuple[CodeType, int] | None = None
     calls: dict[str, int] = field(default_factory=dict)
     gradients: dict[int, torch.Tensor | None] = field(default_factory=dict)
+    earlier: dict[int, torch.Tensor | None] = field(default_factory=dict)
+    number: int = -1
     began: "Began | None" = None
     alive: "weakref.ref[Alive] | None" = None
     sent: tuple[torch.nn.Module, Any] | None = None
@@ -115,8 +117,15 @@ class RootCall:
             grad: Its gradient.
             keep: So many bytes, or ``"all"`` for all.
         """
+        if self.number != (number := task()):
+            self.earlier, self.number = dict(self.gradients), number
         small = keep == "all" or grad.nbytes <= int(keep)
         self.gradients[index] = grad.detach() if small else None
+
+    def ended(self) -> "RootCall":
+        """Give it with the gradients of the last backward pass that is over."""
+        running = self.number == task()
+        return replace(self, gradients=self.earlier if running else self.gradients)
 
     def stay(self, outputs: list[torch.Tensor]) -> Alive:
         """Give what keeps the model until the step is judged, for the graph's hooks to hold.
@@ -136,7 +145,7 @@ class RootCall:
         self.args, self.kwargs, self.began, self.sent, self.reached = (), {}, None, None, None
         if self.of_function:
             self.target = _released
-        self.gradients = {}
+        self.gradients = self.earlier = {}
         alive = None if self.alive is None else self.alive()
         if alive is not None:
             alive.model = None

@@ -62,6 +62,9 @@ _PATIENCE = 10.0
 _EARLIER = 8
 
 
+_others: "weakref.WeakSet[Replays]" = weakref.WeakSet()
+
+
 # Why there is no call to run again.
 COMPILED = (
     "the model's own call is part of the compiled code, so there is no call to run again: track "
@@ -101,6 +104,7 @@ class Replays:
         self.lock = threading.Lock()
         self._told: list[weakref.ref[torch.Tensor]] = []  # weights that were bad at the start
         self._strangers: list[weakref.ref[torch.Tensor]] = []  # of the last second run
+        _others.add(self)
 
     def handed(self) -> list[tuple[str, torch.Tensor]]:
         """Give what the last second run was handed that others computed, and forget it."""
@@ -115,6 +119,16 @@ class Replays:
             return
         if self.lock.acquire(timeout=_PATIENCE):
             self.lock.release()
+
+    def _asked(self, state: State, reading: Reading) -> Replay | None:
+        """Run the models again for a gradient that the program asked for, as it last came to them.
+
+        Raises:
+            ReplayError: If they cannot be run again.
+        """
+        called = [root.ended() for root in state.living_roots() if root.fn is not None]
+        roots = [root for root in called if root.gradients]
+        return self.again(state, reading, roots, handed=True) if roots else None
 
     def run(self, state: State, reading: Reading) -> Replay:
         """Run the call behind a reading again, operation by operation.
@@ -132,6 +146,7 @@ class Replays:
                 "report names no operation"
             )
             raise ReplayError(msg)
+        self.tails.models = None if state.in_step else functools.partial(self._asked, state)
         if reading.phase == "loss" and not state.in_step:
             return self._before_loss(state, reading)
         roots = self._known(state, reading)
@@ -203,10 +218,21 @@ class Replays:
 
     def _behind_parts(self, state: State, reading: Reading, result: Replay) -> Replay:
         """Look into the part that took what this one gave: what came in bad may be made there."""
-        beyond = self._beyond(state, reading) if result.incoming and not result.sinks else []
-        if beyond:
-            found = self.again(state, reading, beyond, handed=True)
-            return found if found.sinks else result
+        if reading.phase != "backward" or not result.incoming or result.sinks:
+            return result
+        others = {self: state} if self._models.parts else {}
+        others |= {each: each._threads.state() for each in _others if each is not self}
+        for each, its in others.items():
+            beyond = each._beyond(its)
+            found = each.again(its, reading, beyond, handed=True) if beyond else result
+            if each is self and found.sinks:
+                return found
+            if each is not self and found.made:  # its layers are another model's
+                found.passed, (_, model) = [], next(each._models.living())
+                for record in found.records:
+                    name = type(model).__name__
+                    record.layer = f"{name}.{record.layer}" if record.layer else name
+                return found
         return result
 
     def written(self, reading: Reading, weights: list[torch.Tensor]) -> Replay | None:
@@ -234,10 +260,8 @@ class Replays:
         others = (x for ref in self._strangers if (x := ref()) is not None)
         return sorted([*new, *others], key=torch.numel)
 
-    def _beyond(self, state: State, reading: Reading) -> list[RootCall]:
-        """List the parts' calls into which no bad gradient came, for a bad one."""
-        if not self._models.parts or reading.phase != "backward":
-            return []
+    def _beyond(self, state: State) -> list[RootCall]:
+        """List the calls into which no bad gradient came."""
         return [
             root
             for root in state.living_roots()
@@ -588,7 +612,7 @@ def _matches(reading: Reading, sink: Sink) -> bool:
 def _look_behind(root: RootCall, watcher: Watcher, reading: Reading) -> None:
     """Show the watcher the gradients of what other calls handed to this one."""
     for name, x in tensors((root.args, root.kwargs), "input", objects=True):
-        if x.grad_fn is not None:
+        if x.requires_grad:
             x.register_hook(
                 functools.partial(arrived, weakref.ref(watcher), reading.layer, name, None)
             )

@@ -101,7 +101,7 @@ class Tail:
             identity of the weak references to those that were written to since.
 
     Attributes:
-        outside: What came from outside, each with its name, and what stands for it in this run.
+        outside: What came from outside: its name, it weakly, and what stands for it in this run.
         handed: What of it is no weight, weakly: a model may have given it.
     """
 
@@ -109,7 +109,7 @@ class Tail:
     roots: list[tuple[Any, int]]
     named: Named
     remade: dict[int, torch.Tensor] = field(default_factory=dict)
-    outside: list[tuple[str, torch.Tensor, torch.Tensor]] = field(default_factory=list)
+    outside: list[tuple[str, Any, torch.Tensor]] = field(default_factory=list)
     handed: list[Handed] = field(default_factory=list)
     _made: dict[int, list[int]] = field(default_factory=dict)
     _beside: dict[int, list[int]] = field(default_factory=dict)
@@ -282,7 +282,7 @@ class Tail:
             watcher.called = note.source()
             with _modes(note, args), _kept_as_is(note.func):
                 out = note.func(*args, **kwargs) if data is None else data
-            if note.func is as_weight:
+            if note.func is as_weight or (not note.in_place and _is_leaf(out)):
                 out = self._stand(watcher, note.out, out, grad=note.grad)
             gave = out if isinstance(note.out, list) else [args[0] if note.in_place else out]
             values.update(zip([(id(ref), n) for ref, n in note.made], gave, strict=True))
@@ -424,7 +424,7 @@ class Tail:
             watcher.recorder.outside.setdefault(storage_number(stand), (kind, name))
             if kind == "handed":
                 watcher.hand(stand)
-        self.outside.append((name, x, stand))
+        self.outside.append((name, ref, stand))
         if copied and stand.requires_grad:
             with torch.enable_grad():  # a leaf could not be written to in place
                 return stand.clone()
@@ -441,6 +441,7 @@ class Tails:
 
     Attributes:
         handed: What came in, weakly, by name: another model may have given it.
+        models: Runs the models again for a gradient of a backward pass that went through them.
     """
 
     def __init__(
@@ -449,6 +450,7 @@ class Tails:
     ) -> None:  # fmt: skip
         self._weights, self._buffers, self._only_last = weights, buffers, last
         self.handed: list[Handed] = []
+        self.models: Callable[[Reading], Replay | None] | None = None
         self._last: tuple[tuple[int, int, str], Pass, Extent] | None = None
 
     def replay(self, thread: int | None, reading: Reading, prior: Replay | None) -> Replay | None:
@@ -476,11 +478,28 @@ class Tails:
                 best, self._last = replay, (_key(reading), found, extent)
                 if replay.made:
                     break
+        if backward and (best is None or not best.made):
+            made = (self._between(reading, found) for found in passes)
+            best = next(filter(None, made), best)
         if best is not None and not best.made:
             used = {each.label for record in best.records for each in record.operands}
             given = [b for name, b in self._buffers() if name in used and b in earlier]
             best = self.before(thread, reading, given) or best
         return best
+
+    def _between(self, reading: Reading, found: Pass) -> Replay | None:
+        """Compute again the gradients of what came before the models of a pass, and between them.
+
+        Each such part goes on from a finite gradient that came to what a model was called with.
+        """
+        for ref, version, gradient in found.between:
+            if not nonfinite(gradient):
+                part = found.at(ref, version, gradient)
+                replay = self._again(reading, part, "gradients")
+                if replay is not None and replay.made:
+                    self._last = _key(reading), part, "gradients"
+                    return replay
+        return None
 
     def before(
         self, thread: int | None, reading: Reading, given: list[torch.Tensor]
@@ -495,10 +514,7 @@ class Tails:
             if replay is None:
                 continue
             # The harm is what the model made of it.
-            replay.sinks = [
-                replace(sink, phase=reading.phase, kind=reading.kind or sink.kind)
-                for sink in replay.sinks
-            ]
+            replay.sinks = [_as_read(sink, reading) for sink in replay.sinks]
             # What is in a weight is no mask: the code wrote it.
             operands = [each for record in replay.records for each in record.operands]
             placed = all(each.source in (None, "constant") for each in operands)
@@ -553,12 +569,40 @@ class Tails:
         gradients = found.gradients if extent == "gradients" else None
         replay = _again(tail, gradients, runner, prior, reading.phase)
         self.handed += tail.handed
+        if runner is None:
+            asked = (
+                None if replay is not None and replay.made else self._asked(reading, tail, found)
+            )
+            if asked is not None:
+                return asked
         if runner is None and replay is not None:
             if not any(x.phase == reading.phase for x in replay.sinks):
                 return None
             if not replay.records and not any(sink.parents for sink in replay.sinks):
                 return None  # no operation of these made it: what did is not there any more
         return replay
+
+    def _asked(self, reading: Reading, tail: Tail, found: Pass) -> Replay | None:
+        """Find what made a gradient bad that came in, which the program had asked for before."""
+        bad = {id(ref) for _, ref, stand in tail.outside if nonfinite(stand)}
+        bad |= {id(ref) for ref, _ in found.roots if (x := ref()) is not None and nonfinite(x)}
+        notes = noted.of() if bad else None
+        ended = [each for each in (notes.passes if notes else ()) if each is not found]
+        for each in reversed(ended):
+            if not any(id(ref) in bad for ref in each.gave):
+                continue
+            gradient = replace(
+                reading, site=replace(reading.site, phase="backward", parameter=None)
+            )
+            replay = self._again(gradient, each, "gradients")
+            if replay is None or not replay.made:
+                replay = self._between(gradient, each)
+            if replay is None and self.models and each is ended[-1]:
+                replay = self.models(gradient)
+            if replay is not None and replay.made:
+                replay.sinks = [_as_read(x, reading) for x in replay.sinks]
+                return replay
+        return None
 
     def attempt(self, reading: Reading, repairs: Sequence[Repair]) -> Attempt | None:
         """Try repairs: the same operations once more, with these in their place.
@@ -585,6 +629,10 @@ class Tails:
         if name is not None:
             return "buffer", name
         return None if x.requires_grad else ("input", "target")
+
+
+def _as_read(sink: Sink, reading: Reading) -> Sink:
+    return replace(sink, phase=reading.phase, kind=reading.kind or sink.kind)
 
 
 def _key(reading: Reading) -> tuple[int, int, str]:
@@ -667,6 +715,11 @@ def _filled(value: Callable[[Any], Any], x: Any) -> Any:
     if kind is dict:
         return {key: _filled(value, item) for key, item in x.items()}
     return x
+
+
+def _is_leaf(x: Any) -> bool:
+    """Tell whether gradients are kept for a tensor, as the program asked of what made it."""
+    return isinstance(x, torch.Tensor) and x.is_leaf and x.requires_grad
 
 
 def _requires(ref: Any) -> bool:

@@ -123,6 +123,15 @@ class Program(BaseAdapter):
         finally:
             self._close(rows)
 
+    def beside(self, free: dict[int, "weakref.ref[torch.Tensor]"]) -> None:
+        """Read the gradients of weights beside models, one of which is bad."""
+        self._leaves |= free
+        rows = self.tracker.judge.rows()
+        try:
+            self._bad_gradient(rows)
+        finally:
+            self._close(rows)
+
     def reading(self, x: torch.Tensor) -> Reading:
         """Give what would be read of a loss, or of a value: one without a graph trains nothing."""
         rows = self.tracker.judge.rows()
@@ -162,7 +171,7 @@ class Program(BaseAdapter):
         leaves = self._leaves
         for ref in notes.taken():
             x = ref()
-            if x is not None and x.is_leaf and x.requires_grad:
+            if x is not None and _is_leaf(x):
                 leaves[id(x)] = ref
         for key in [key for key, ref in leaves.items() if ref() is None]:
             del leaves[key]
@@ -171,8 +180,10 @@ class Program(BaseAdapter):
         found = [g for g in grads if g is not None and g.layout is torch.strided]
         if not found or rows.failed is not None:
             return
-        if finite_norms(found):
-            return
+        if not finite_norms(found):
+            self._bad_gradient(rows)
+
+    def _bad_gradient(self, rows: Step) -> None:
         for name, x in self.weights():
             if x.grad is not None and nonfinite(x.grad):
                 self._read(rows, x.grad, "backward", f"grad of {name}", name)
@@ -181,6 +192,8 @@ class Program(BaseAdapter):
 
 class _Program(Tracked):
     """Track what is neither a model nor a function."""
+
+    anywhere = True
 
     @property
     def target(self) -> str:
@@ -203,6 +216,8 @@ class Watch:
         self._passes = 0
         self._looked: dict[Any, Suspect | None] = {}
         self._optimizers: SetByIdentity[torch.optim.Optimizer] = SetByIdentity()
+        self._beside = False  # whether models read the pass, and the free weights are to be read
+        self._free: dict[int, weakref.ref[torch.Tensor]] = {}
 
     def program(self) -> Program:
         """Give what reads the program itself."""
@@ -224,11 +239,46 @@ class Watch:
             return
         for each in watching():
             each.passed()
-        if found.before != last_pass() or _in_step() or in_use(scales()) or in_sight():
+        if _in_step() or in_use(scales()) or in_sight():
+            return
+        self._beside = found.before != last_pass()
+        if self._beside:
+            self._find_free(notes)
+            if out is None and not any(each.optimizers.exist() for each in watching()):
+                self.before()
             return
         # Beside models it is told of what is bad alone: compiled code hides calls of theirs.
         if self._adapter is not None or not watching() or _is_bad(found):
+            self._count()
             self.program().ended(notes, found, out)
+
+    def _find_free(self, notes: Notes) -> None:
+        """Find the weights that no model has; none of a model's is referred to after it."""
+        for key in [key for key, ref in self._free.items() if ref() is None]:
+            del self._free[key]
+        refs = {id(x): ref for ref in (*notes.leaves, *notes.taken()) if _is_leaf(x := ref())}
+        notes.leaves.clear()
+        if refs.keys() - self._free.keys():
+            self._free |= refs
+            for p in (p for each in watching() for _, p in each.models.parameters()):
+                self._free.pop(id(p), None)
+
+    def before(self) -> None:
+        """Read the gradients of weights that no model has, after a pass that models have read."""
+        free = [ref() for ref in self._free.values()] if self._beside else []
+        self._beside = False
+        grads = [x.grad for x in free if x is not None and x.grad is not None]
+        grads = [g for g in grads if g.layout is torch.strided]
+        if not grads or finite_norms(grads):
+            return
+        if not any(step.failed is not None for step in _steps()):
+            self._count()
+            self.program().beside(self._free)
+
+    def _count(self) -> None:
+        """Number the program's step like that of the models beside it."""
+        for step in _steps()[-1:]:
+            self.program().tracker.judge.steps.count_to(step)
 
     def loss(self, notes: Notes, x: torch.Tensor, picked: bool) -> None:
         """Take up what is bad as the program looks at it: it may be a loss, or a measure.
@@ -377,6 +427,16 @@ class Watch:
 
     def _harm(self, name: str, summary: Summary) -> None:
         self._found.harm(f"{name} holds {_WORDS[summary.kind or 'nan']} as the program ends")
+
+
+def _is_leaf(x: torch.Tensor | None) -> bool:
+    return x is not None and x.is_leaf and x.requires_grad
+
+
+def _steps() -> list[Step]:
+    """List the open steps of the models that are watched."""
+    rows = (each.steps.threads.state().rows for each in watching())
+    return [step for step in rows if step is not None]
 
 
 def _buffers() -> Iterator[tuple[str, torch.Tensor]]:

@@ -18,7 +18,7 @@ from anynan._diagnosis.trials import Attempt
 from anynan._readings.readings import Reading
 from anynan._steps.adapter import BaseAdapter
 from anynan._steps.framework import EVERY_OPERATION, Escalation
-from anynan._steps.messages import INPUT_COMPUTED, MODEL_GONE
+from anynan._steps.messages import INPUT_COMPUTED, INPUT_TRAINED, MODEL_GONE
 from anynan._steps.tracked import Tracked
 from anynan.errors import AnomalyError
 from anynan.torch.call import noted
@@ -203,6 +203,8 @@ class Session(BaseAdapter):
         state.step_roots.append((len(rows.sites), weakref.ref(root)))
         handed = self.models.parts or self.models.handed
         for name, x in named:
+            if x.requires_grad and root.grad:
+                noted.enters(x)
             # What a part of the model gets from another is no input.
             if x.dtype in DTYPE_NAME and not (handed and x.grad_fn is not None):
                 site = site_of(self.tracker.judge.monitor, layer, "input", name, x)
@@ -305,13 +307,15 @@ class Session(BaseAdapter):
         return super().bad_rows(held.float() if getattr(held, "dtype", None) in FLOAT8 else held)
 
     def computed(self, value: Any) -> Sequence[str]:
-        """Tell an input that has a graph: operations before the call made it."""
+        """Tell an input that has a graph, which operations before the call made, or is trained."""
         made = getattr(value, "grad_fn", None)
-        if made is None:
+        if made is None and not getattr(value, "requires_grad", False):
             return ()
         name, of_model = self.tracker.name, self.tracker.of_model
         step = "your training step" if of_model else "the function around it"
         instead = f"anynan.torch.track({step})"
+        if made is None:
+            return (INPUT_TRAINED(name=name, instead=instead),)
         return (INPUT_COMPUTED(operation=node_name(made.name()), name=name, instead=instead),)
 
     def loss_scale(self) -> float | None:

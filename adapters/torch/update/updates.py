@@ -319,6 +319,8 @@ def _tell(optimizer: torch.optim.Optimizer) -> None:
         found.sort(key=lambda each: each.steps.ranks.number)
     for each in found:
         each.before(optimizer)
+    if noted.everywhere is not None:
+        noted.everywhere[2]()
 
 
 @between_graphs
