@@ -119,13 +119,6 @@ def test_it_is_off_unless_asked_for(folder: Path) -> None:
     assert "_call_impl" not in said
 
 
-@pytest.mark.tier(2)
-def test_the_environment_turns_it_off(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ANYNAN", "off")
-    failed, _ = run(folder, "--anynan", "-k", "nobody_looks")
-    assert failed == set()
-
-
 def test_a_test_fails_with_the_report(folder: Path) -> None:
     failed, said = run(folder, "--anynan")
     assert failed == ASKED
@@ -147,17 +140,6 @@ def test_a_project_turns_it_on_and_workers_obey(folder: Path) -> None:
     (folder / "pytest.ini").write_text("[pytest]\nanynan = true\n")
     failed, _ = run(folder, "-n", "1", "-k", "nobody or clean or allowed")
     assert failed == {"test_nobody_looks", "test_something_else_is_allowed"}
-
-
-@pytest.mark.tier(2)
-def test_it_imports_no_framework(tmp_path: Path) -> None:
-    (tmp_path / "test_none.py").write_text(
-        "import sys\ndef test_it():\n"
-        "    assert not {'torch', 'jax', 'keras', 'tensorflow'} & set(sys.modules)\n"
-    )
-    for words in ((), ("--anynan",)):
-        failed, said = run(tmp_path, *words)
-        assert (failed, "1 passed" in said) == (set(), True), said
 
 
 def test_pytest_runs_inside_where_warnings_are_errors(tmp_path: Path) -> None:

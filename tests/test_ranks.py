@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from anynan._steps.ranks import Claim, choose, confirm, listed, with_others
+from anynan._steps.ranks import Claim, choose, confirm, with_others
 from anynan.events import Event
 
 
@@ -102,11 +102,3 @@ def test_the_event_says_who_else_was_bad() -> None:
         "ranks 0 and 3 had bad readings in this step, too; the first was on rank 1 [ranks-too]"
     )
     assert with_others(event, claims[1], claims[1:2]) == event
-
-
-def test_ranks_in_words() -> None:
-    assert [listed([2]), listed([0, 1]), listed([0, 1, 5])] == [
-        "rank 2",
-        "ranks 0 and 1",
-        "ranks 0, 1 and 5",
-    ]

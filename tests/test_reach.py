@@ -4,16 +4,15 @@ import gc
 import io
 import random
 import weakref
-from collections import OrderedDict, defaultdict, deque
+from collections import OrderedDict, deque
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from anynan._diagnosis.evidence import ReplayError
-from anynan._reach import Exhausted, Items, Kinds, Reach
+from anynan._reach import Exhausted, Kinds, Reach
 
 number = 0
 
@@ -86,21 +85,6 @@ def test_slots_and_attributes_of_classes_and_functions_are_put_back(tmp_path: Pa
         assert step.calls == 0  # type: ignore[attr-defined]
         assert step() == first
     assert reach.put_back(reach.now([])) == []  # the file is closed by now
-
-
-def test_arguments_are_looked_through_at_every_step() -> None:
-    state = SimpleNamespace(n=0, dice=np.random.default_rng(0))
-
-    def step(state: Any) -> None:
-        state.n += 1
-        state.dice.random()
-
-    reach, kept = begun(step, state=state)
-    before = state.dice.bit_generator.state
-    step(state)
-    reach.put_back(kept)
-    assert state.n == 0
-    assert state.dice.bit_generator.state == before
 
 
 def test_methods_partials_and_functions_in_functions() -> None:
@@ -187,15 +171,6 @@ def test_what_cannot_be_lent_is_not_taken_from(tmp_path: Any) -> None:
         assert step() == "1\n"
 
 
-def test_the_end_of_an_iterator_is_given_again() -> None:
-    items = Items(iter([1]), "items")
-    assert list(items) == [1]
-    items.rewind()
-    assert list(items) == [1]
-    with pytest.raises(Exhausted):
-        next(items)
-
-
 def test_nothing_is_kept_alive() -> None:
     class Thing:
         pass
@@ -253,25 +228,3 @@ def test_libraries_keep_their_own_state() -> None:
     reach.put_back(kept)
     assert len(logger.filters) == 1
     logger.filters.clear()
-
-
-@pytest.mark.parametrize("calls", [1, 2, 3, 4, 5, 64])
-def test_a_search_is_due_seldom(calls: int) -> None:
-    reach = Reach(None, Kinds())
-    due = [reach.is_due() for _ in range(calls)]
-    assert due[-1] == (calls in (1, 2, 4, 64))
-
-
-def test_a_dict_that_makes_what_is_missing_is_not_asked_for_it() -> None:
-    made: defaultdict[str, list[int]] = defaultdict(list)
-    made["a"] = [1]
-
-    def step() -> object:
-        return made["a"]
-
-    reach, kept = begun(step)
-    del made["a"]
-    reach.now()
-    assert dict(made) == {}
-    reach.put_back(kept)
-    assert dict(made) == {"a": [1]}

@@ -102,15 +102,6 @@ def test_the_exit_status_and_the_traceback_are_the_programs(end: str, tmp_path: 
     assert said == plain.stderr.replace('File "p.py"', f'File "{tmp_path}/p.py"')
 
 
-def test_an_error_of_syntax_is_shown_as_python_shows_it(tmp_path: Path) -> None:
-    (tmp_path / "p.py").write_text("def f(:\n")
-    done, plain = (
-        python("-m", "anynan", "run", tmp_path / "p.py", cwd=tmp_path),
-        python(tmp_path / "p.py", cwd=tmp_path),
-    )
-    assert (done.returncode, done.stderr) == (plain.returncode, plain.stderr)
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -206,18 +197,6 @@ def test_a_program_that_is_only_warned_goes_on_and_the_report_is_written(
     assert done.stderr.count("first appeared") == 2  # the report, and the last line
 
 
-@pytest.mark.tier(2)
-def test_a_page_is_written_for_each_model(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    (tmp_path / "train.py").write_text(TRAIN)
-    words = ("-m", "anynan", "run", "--report", "found.html", "train.py", "layer")
-    assert python(*words, cwd=tmp_path).returncode == 0
-    assert [path.name for path in tmp_path.glob("*.html")] == ["found.html"]
-    page = (tmp_path / "found.html").read_text()
-    assert page.startswith("<!DOCTYPE html>")
-    assert "NaN first appeared in the forward pass of step 0" in page
-
-
 ARRAYS = """
 import numpy as np
 def f(x):
@@ -272,19 +251,6 @@ def test_arrays_that_are_nan_as_the_program_ends_are_named(tmp_path: Path) -> No
     told, note = done.stderr.strip().splitlines()
     assert told == "anynan: NaN as the program ended: rows, weight"
     assert "anynan.track(function) finds where it began" in note
-
-
-@pytest.mark.tier(2)
-def test_an_error_of_the_programs_has_no_frame_of_ours(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    (tmp_path / "p.py").write_text(
-        "import torch\nmodel = torch.nn.Sequential(torch.nn.Linear(4, 2))\n"
-        "model(torch.ones(3, 5))\n"
-    )
-    done = python("-m", "anynan", "run", "p.py", cwd=tmp_path)
-    assert done.returncode == 1
-    assert "mat1 and mat2 shapes cannot be multiplied" in done.stderr
-    assert not frames_of_ours(done.stderr)
 
 
 COMPILED = """
@@ -483,18 +449,6 @@ def test_what_a_program_tracks_by_itself_is_counted_and_not_overlooked(
     assert "was seen running" not in done.stderr
 
 
-@pytest.mark.parametrize("words", [(), ("--fail",)])
-@pytest.mark.tier(2)
-def test_the_exit_status_tells_of_what_was_bad_where_that_is_asked_for(
-    words: tuple[str, ...], tmp_path: Path
-) -> None:
-    pytest.importorskip("torch")
-    (tmp_path / "train.py").write_text(TRAIN)
-    bad = python("-m", "anynan", "run", *words, "train.py", "layer", cwd=tmp_path)
-    assert (bad.returncode, bad.stdout) == (len(words), "done\n")
-    assert python("-m", "anynan", "run", *words, "train.py", cwd=tmp_path).returncode == 0
-
-
 def test_what_an_adapter_found_bad_at_the_end_counts_and_what_it_did_not_read_is_named() -> None:
     found = Found()
     with anynan.track(np.negative, action="record") as tracker:
@@ -531,20 +485,6 @@ def test_the_same_again_is_one_line_with_a_count() -> None:
     assert len(lines) == 1
     assert lines[0].endswith("; 5 times")
     assert step.report().count("event     ") == 1
-
-
-@pytest.mark.tier(2)
-def test_what_a_report_of_lines_says_agrees_with_the_run_it_was_written_by(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for end, status in (("", 0), ("int(np.array([np.nan])[0])", 1)):
-        (tmp_path / "p.py").write_text(f"import numpy as np\n{end}\n")
-        python("-m", "anynan", "run", "--report", "r.jsonl", "p.py", cwd=tmp_path)
-        assert main(["report", "r.jsonl"]) == status
-        told = capsys.readouterr().out
-        assert ("died of NaN or Inf" in told) == bool(status)
-        assert "nothing went bad" not in told
 
 
 TWO = """

@@ -162,33 +162,6 @@ def test_what_a_shell_starts_is_no_all_clear(tmp_path: Path) -> None:
     assert OP not in done.stderr
 
 
-JITTED = """
-import multiprocessing
-import jax, jax.numpy as jnp
-
-@jax.jit
-def step(x):
-    return jnp.log(x).sum()
-
-def work():
-    step(-jnp.ones(3))
-
-if __name__ == "__main__":
-    process = multiprocessing.get_context("spawn").Process(target=work)
-    process.start()
-    process.join()
-"""
-
-
-@pytest.mark.multiprocess
-@pytest.mark.tier(2)
-def test_what_a_program_compiles_as_a_process_imports_it_is_watched(tmp_path: Path) -> None:
-    pytest.importorskip("jax")
-    done = ran(tmp_path, JITTED)
-    assert "op      log                     p.py:7 in step" in done.stderr
-    assert "anynan: SpawnProcess-1: step: 1 bad in 1 step" in done.stderr
-
-
 LOADERS = """
 import torch
 

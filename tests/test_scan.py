@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import anynan
@@ -45,11 +45,6 @@ def weights() -> dict[str, Any]:
 
 def as_npz(path: Path, held: dict[str, Any]) -> Path:
     np.savez(path / "x.npz", **held)
-    return path / "x.npz"
-
-
-def as_compressed(path: Path, held: dict[str, Any]) -> Path:
-    np.savez_compressed(path / "x.npz", **held)
     return path / "x.npz"
 
 
@@ -103,7 +98,7 @@ def as_orbax(path: Path, held: dict[str, Any]) -> Path:
 
 
 FORMS = [
-    as_npz, as_compressed, as_big_endian, as_safetensors, as_torch, as_older_torch, as_hdf5,
+    as_npz, as_big_endian, as_safetensors, as_torch, as_older_torch, as_hdf5,
     as_chunked_hdf5, as_gguf, as_orbax,
 ]  # fmt: skip
 
@@ -299,21 +294,6 @@ def test_bits_give_what_the_dtype_gives(name: str, target: str | None) -> None:
         assert found.flushed == (finite & (wide != 0) & (there == 0)).sum()
 
 
-@pytest.mark.parametrize("target", [None, "float16"])
-@example([-5.0, -1.0], 2)
-@given(st.lists(st.floats(width=32), min_size=1), st.integers(1, 9))
-def test_any_numbers_in_any_blocks(target: str | None, values: list[float], parts: int) -> None:
-    held = np.asarray(values, np.float32)
-    into = None if target is None else TARGETS[target]
-    found = tally(np.array_split(held.view(np.uint32), parts), "float32", into)
-    wanted = anynan.summarize(held)
-    assert (found.nan, found.posinf, found.neginf, found.size) == (
-        wanted.nan, wanted.posinf, wanted.neginf, wanted.size,
-    )  # fmt: skip
-    assert (found.min, found.max) == (wanted.min, wanted.max)
-    assert found.first == (None if wanted.first_bad is None else wanted.first_bad[0])
-
-
 # What is wrong with files.
 
 
@@ -448,14 +428,6 @@ def test_json_is_strict_and_complete(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert found["tensors"][0]["first_bad"] == [0, 1]
     assert (found["tensors"][0]["nan"], found["error"]) == (1, "")
     assert missing["error"] == "No such file or directory"
-
-
-def test_a_folder_without_weights_says_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "notes.txt").write_text("hello")
-    assert main(["scan", str(tmp_path)]) == 2
-    assert "no file of weights" in capsys.readouterr().err
 
 
 def test_names_from_a_file_cannot_move_the_cursor(

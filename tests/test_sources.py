@@ -6,7 +6,6 @@ import linecache
 import os
 import sys
 import sysconfig
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from typing import Any
 import pytest
 
 import anynan
-from anynan._base import sources
 from anynan._base.sources import is_library, user_source
 from anynan.events import Source
 
@@ -50,19 +48,6 @@ def test_the_callers_own_line_is_found() -> None:
     assert source.via is None
 
 
-def test_frames_can_be_left_out() -> None:
-    def helper() -> Source | None:
-        return user_source(skip=2)
-
-    source = helper()
-    assert source.function == "test_frames_can_be_left_out"
-
-
-def test_a_frame_can_be_given() -> None:
-    source = user_source(sys._getframe())
-    assert source.function == "test_a_frame_can_be_given"
-
-
 def test_a_library_is_passed_and_kept_beside_the_line() -> None:
     source = through("lib/functional.py")
     assert (source.file, source.text) == (
@@ -72,19 +57,9 @@ def test_a_library_is_passed_and_kept_beside_the_line() -> None:
     assert source.via == f"lib{os.sep}functional.py:2 in step"
 
 
-def test_the_innermost_library_frame_is_kept() -> None:
-    source = through("outer/a.py", "inner/b.py")
-    assert source.via == f"inner{os.sep}b.py:2 in step"
-
-
 def test_another_librarys_frame_says_more_than_the_frameworks() -> None:
     source = through("transformers/loss.py", "frame/nn/functional.py", framework="frame")
     assert source.via == f"transformers{os.sep}loss.py:2 in step"
-
-
-def test_the_frameworks_own_frame_is_kept_where_there_is_no_other() -> None:
-    source = through("frame/nn/linear.py", "frame/nn/functional.py", framework="frame")
-    assert source.via == f"frame{os.sep}nn{os.sep}functional.py:2 in step"
 
 
 def test_the_standard_library_is_no_users_code() -> None:
@@ -99,18 +74,6 @@ def test_the_standard_library_is_no_users_code() -> None:
         assert inside.function == "block"
 
 
-def test_in_a_thread_the_users_function_is_found() -> None:
-    seen: list[Source | None] = []
-
-    def work() -> None:
-        seen.append(user_source())
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join(5)
-    assert seen[0].function == "work"
-
-
 def test_without_any_user_frame_the_library_line_is_better_than_nothing() -> None:
     seen: list[Source | None] = []
 
@@ -121,27 +84,6 @@ def test_without_any_user_frame_the_library_line_is_better_than_nothing() -> Non
     (source,) = seen
     assert source.file == os.path.join(SITE, "lib", "a.py")
     assert source.via is None
-
-
-def test_where_the_stack_is_cut_the_known_line_stands_in() -> None:
-    known = Source("train.py", 9, "main", "train()")
-    seen: list[Source | None] = []
-
-    def stop_here() -> None:
-        code = stop_here.__code__
-        library("lib/a.py")(lambda: seen.append(user_source(skip=2, stop=code, fallback=known)))
-        seen.append(user_source(stop=code, fallback=known))
-
-    stop_here()
-    assert seen[0] == Source("train.py", 9, "main", "train()", f"lib{os.sep}a.py:2 in step")
-    assert seen[1] == known
-
-
-def test_code_without_a_file_is_the_users_but_has_no_text() -> None:
-    space: dict[str, Any] = {"user_source": user_source}
-    exec("def step():\n    return user_source()\n", space)
-    source = space["step"]()
-    assert (source.file, source.line, source.function, source.text) == ("<string>", 2, "step", "")
 
 
 @pytest.mark.parametrize(
@@ -186,26 +128,6 @@ def test_adapters_count_as_anynans_own_through_their_links() -> None:
             assert is_library(os.path.join(os.path.realpath(entry.path), "room", "hooks.py"))
 
 
-def test_a_direct_check_names_the_users_line_inside_a_library(tmp_path: Path) -> None:
-    import numpy as np
-
-    with pytest.raises(anynan.NonFiniteError) as caught:
-        library("lib/check.py")(lambda: anynan.check(np.array([np.nan])))  # checked here
-    operation = caught.value.event.operation
-    assert operation.source.text.endswith("# checked here")
-
-
-def test_finding_a_line_is_cheap_enough_for_every_operation() -> None:
-    import time
-
-    user_source()
-    start = time.thread_time()
-    for _ in range(1000):
-        user_source()
-    assert time.thread_time() - start < 0.2
-    assert sources.is_library.cache_info().hits > 0
-
-
 def test_the_part_of_a_line_that_ran_is_known() -> None:
     found: list[Any] = []
     found += ["ä", user_source(), user_source(skip=1), 3]
@@ -233,13 +155,6 @@ def test_of_an_expression_over_several_lines_the_operation_is_quoted() -> None:
 class Ask:
     def __rsub__(self, other: int) -> Any:
         return user_source(skip=2)
-
-
-def test_of_a_call_over_several_lines_all_are_told() -> None:
-    source = (0, user_source(
-        skip=1,
-    ))[1]  # fmt: skip
-    assert source.text[source.column : source.end_column] == "user_source( skip=1, )"
 
 
 def test_the_line_of_another_library_is_quoted_and_the_frameworks_is_not() -> None:
@@ -298,13 +213,6 @@ def test_a_file_that_was_changed_since_is_not_quoted(tmp_path: Path, now: str, k
     assert (source.line, source.function) == (6, "second")
     assert source.text == ("return ask()" if kept else "")
     assert source.changed is not kept
-
-
-def test_text_that_was_read_before_the_change_is_still_right(tmp_path: Path) -> None:
-    module = imported(tmp_path / "model.py", MODULE)
-    assert module.second(user_source).text == "return ask()"
-    (tmp_path / "model.py").write_text("x = 1\n" * 30)
-    assert module.second(user_source).text == "return ask()"
 
 
 def test_a_notebooks_cell_is_quoted_though_it_is_no_file() -> None:

@@ -2,7 +2,6 @@
 
 import runpy
 import sys
-import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -89,13 +88,6 @@ def test_a_target_without_a_name_needs_one(losses: Any) -> None:
         anynan.stress(losses.mended, X, domain=(0, 1)).to_pytest("test_other.py")
 
 
-def test_what_cannot_be_written_is_refused(losses: Any) -> None:
-    report = anynan.stress(losses.scaled, types.MappingProxyType({"times": 2}), X, domain=(0, 1))
-    with pytest.raises(ValueError, match="cannot write the argument mappingproxy"):
-        report.to_pytest("test_found.py")
-    assert not Path("test_found.py").exists()
-
-
 @pytest.mark.parametrize(
     ("line", "made"),
     [
@@ -117,16 +109,6 @@ def test_an_array_is_written_in_the_words_of_its_framework(line: str, made: str)
     assert (again.dtype, type(again)) == (x.dtype, type(x))
     assert lab.host(again).tolist() == [1, 1]
     assert getattr(again, "requires_grad", None) == getattr(x, "requires_grad", None)
-
-
-def test_what_was_found_is_named_by_inputs_steps_and_mode(losses: Any) -> None:
-    report = anynan.stress(losses.standard, X, found={"inputs": {"x": np.zeros((2, 2))}})
-    assert [str(finding.words) for finding in report.findings] == ["the example itself"]
-    assert report.runs == 1
-    with pytest.raises(ValueError, match="found= names 'y': it takes inputs by name, steps"):
-        anynan.stress(losses.standard, X, found={"inputs": {"y": X}})
-    with pytest.raises(ValueError, match="there is no mode 'in half': there are none"):
-        anynan.stress(losses.standard, X, found={"mode": "in half"})
 
 
 def test_a_finding_is_saved_as_a_bundle(losses: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -201,23 +183,3 @@ def test_the_command_writes_a_baseline_and_tests(
     assert main([*hunt, *file, "--write-baseline", "known", target]) == 0
     assert main([*hunt, *file, target]) == 0
     assert "accepted\n  x: all equal\n    known\n" in capsys.readouterr().out
-
-
-def test_the_command_shows_on_a_terminal_what_is_tried(
-    losses: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hunt = ["stress", "--example", "kept_losses:batch", "kept_losses:standard"]
-    main(hunt)
-    assert capsys.readouterr().err == ""
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    main(hunt)
-    assert "%" in capsys.readouterr().err
-
-
-def test_what_is_tried_and_how_much_time_is_spent_is_told(losses: Any) -> None:
-    told: list[tuple[str, float]] = []
-    anynan.stress(losses.standard, X, tell=lambda what, part: told.append((what, part)))
-    parts = [part for _, part in told]
-    assert parts == sorted(parts)
-    assert 0 < parts[0] < 1

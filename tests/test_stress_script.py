@@ -110,16 +110,6 @@ def test_a_batch_that_the_loop_reads_is_handed_to_the_step(statement: str, is_ba
         assert step.__globals__["x"] == 7
 
 
-def test_lines_are_those_of_the_script() -> None:
-    with pytest.raises(ZeroDivisionError) as caught:
-        _run(
-            "for _ in (1,):\n    backward = None\n    x = 1 / 0\n",
-            "",
-            lambda step, *given: step(*given),
-        )
-    assert caught.traceback[-1].lineno == 2
-
-
 def test_the_innermost_loop_that_trains_is_meant() -> None:
     source = "for e in ():\n  for x in ():\n    loss.backward()\n  for y in ():\n    print(y)\n"
     assert stepped(source, "train.py")[1] == 2

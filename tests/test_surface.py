@@ -83,11 +83,6 @@ def test_the_table_of_old_names_is_complete() -> None:
     assert {*_MOVED, *_OLD, *options, "untrack"} - old == set()
 
 
-def test_a_name_that_never_was_is_unknown() -> None:
-    with pytest.raises(AttributeError, match="'Tracker' object has no attribute 'colour'"):
-        anynan.track(np.log).colour  # type: ignore[attr-defined]  # noqa: B018
-
-
 def test_untrack_ends_what_any_framework_tracks_and_gives_it_back() -> None:
     def fn(x: object) -> object:
         return x
@@ -109,17 +104,6 @@ def test_the_untrack_of_a_framework_warns_and_works(framework: str) -> None:
     _tracked = adapter.track(model)  # what nobody holds is gone with the next collection
     with pytest.warns(DeprecationWarning, match="untrack is now anynan.untrack"):
         assert adapter.untrack(model) is model
-
-
-def test_the_history_says_where_a_nan_was() -> None:
-    tracker = anynan.track(lambda x: x - x, level="layer", action="record")
-    with np.errstate(invalid="ignore"):
-        for x in (1.0, np.inf):
-            tracker(np.full(2, x))
-    assert str(tracker.history).splitlines()[2:] == [
-        "input    -             1      inf",
-        "forward  -             0    0 NaN",
-    ]
 
 
 def test_the_history_is_a_view_with_a_text_form() -> None:

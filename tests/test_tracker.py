@@ -123,13 +123,6 @@ def test_warn_says_the_report_and_goes_on() -> None:
     assert [event.kind for event in tracker.events] == ["nan"]
 
 
-def test_record_is_silent() -> None:
-    model, tracker = tracked(action="record")
-    tracker(BAD)
-    assert model.updates == 1
-    assert tracker.count("bad") == len(tracker.events) == 1
-
-
 @pytest.mark.parametrize("read", ["auto", "end"])
 def test_skip_drops_the_update_of_the_bad_step_only(read: Any) -> None:
     model, tracker = tracked(action="skip", read=read)
@@ -163,15 +156,6 @@ def test_a_callable_gets_the_event_once_for_each_bad_step() -> None:
     assert (event.times, {event.operation}) == (2, {each.operation for each in seen})
 
 
-def test_what_a_callable_raises_reaches_the_user() -> None:
-    def stop(event: anynan.Event) -> None:
-        raise KeyError(event.layer)
-
-    _, tracker = tracked(action=stop)
-    with pytest.raises(KeyError, match=r"blocks\.0"):
-        tracker(BAD)
-
-
 def test_a_callable_may_remove_the_tracker() -> None:
     model = make()
     tracker: Any = None
@@ -194,24 +178,6 @@ def test_patience_skips_and_warns_first_then_acts() -> None:
             tracker(BAD)
     assert model.updates == 0
     failure(tracker, BAD)
-
-
-def test_a_good_step_renews_patience() -> None:
-    _, tracker = tracked(patience=1)
-    for _ in range(3):
-        with pytest.warns(anynan.AnynanWarning, match="skipped 1 of 1"):
-            tracker(BAD)
-        tracker(GOOD)
-
-
-def test_patience_holds_for_a_callable_too() -> None:
-    seen: list[anynan.Event] = []
-    model, tracker = tracked(patience=1, action=seen.append)
-    with pytest.warns(anynan.AnynanWarning, match="skipped 1 of 1"):
-        tracker(BAD)
-    assert (seen, model.updates) == ([], 0)
-    tracker(BAD)
-    assert len(seen) == 1
 
 
 # ANYNAN in the environment.
@@ -237,19 +203,6 @@ def test_warn_in_the_environment_wins_over_the_action(
     with pytest.warns(anynan.AnynanWarning, match="NaN first appeared"):
         tracker(BAD)
     assert model.updates == 1
-
-
-def test_record_in_the_environment_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ANYNAN", "record")
-    _, tracker = tracked()
-    tracker(BAD)
-    assert tracker.count("bad") == 1
-
-
-def test_raise_in_the_environment_wins_over_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ANYNAN", "raise")
-    _, tracker = tracked(action="record")
-    failure(tracker, BAD)
 
 
 def test_an_unknown_word_in_the_environment_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

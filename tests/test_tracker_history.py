@@ -33,30 +33,6 @@ def test_history_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tracker.history.nbytes == 2 * size
 
 
-def test_the_newest_step_is_kept_however_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(monitor_room, "HISTORY_BYTES", 1)
-    _, tracker = tracked()
-    tracker(GOOD)
-    tracker(GOOD)
-    assert tracker.history.steps() == [1]
-
-
-def test_no_history_is_kept_when_none_is_wanted() -> None:
-    _, tracker = tracked(history=0)
-    tracker(GOOD)
-    failure(tracker, BAD)
-    assert len(tracker.history) == 0
-
-
-def test_a_failed_step_is_in_the_history() -> None:
-    _, tracker = tracked()
-    failure(tracker, BAD)
-    bad = [reading for reading in tracker.history if reading.kind is not None]
-    assert [(reading.layer, reading.kind, reading.step) for reading in bad] == [
-        ("blocks.0", "nan", 0)
-    ]
-
-
 def test_events_are_bounded_and_still_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recording, "MAX_EVENTS", 3)
     layers = [Layer(str(number), ("copy",)) for number in range(5)]
@@ -66,13 +42,6 @@ def test_events_are_bounded_and_still_counted(monkeypatch: pytest.MonkeyPatch) -
             tracker(BAD)
     assert [event.layer for event in tracker.events] == ["2", "3", "4"]
     assert tracker.count("bad") == 5
-
-
-def test_steps_go_on_after_a_failure() -> None:
-    _, tracker = tracked()
-    failure(tracker, BAD)
-    tracker(GOOD)
-    assert failure(tracker, BAD).event.step == 2
 
 
 def test_a_layer_called_twice_is_told_apart_by_call() -> None:

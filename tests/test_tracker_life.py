@@ -9,8 +9,8 @@ import pytest
 
 import anynan
 from anynan._steps.tracked import inside
-from tests.fake_adapter import Layer, Model, adapter_of, track
-from tests.fake_steps import BAD, GOOD, failure, forward_only, make, repeat, rooted, tracked
+from tests.fake_adapter import adapter_of, track
+from tests.fake_steps import BAD, GOOD, failure, make, repeat, rooted, tracked
 
 # Reading later.
 
@@ -40,17 +40,6 @@ def test_unread_rows_are_read_at_remove_and_warned_about() -> None:
     with pytest.warns(anynan.AnynanWarning, match="NaN first appeared"):
         tracker.remove()
     assert tracker.count("bad") == 1
-    assert model.watchers == []
-
-
-def test_a_with_block_applies_the_action_to_unread_rows() -> None:
-    model, tracker = tracked(read=100)
-
-    def block() -> None:
-        with tracker:
-            tracker(BAD)
-
-    failure(block)
     assert model.watchers == []
 
 
@@ -92,14 +81,6 @@ def test_remove_takes_every_hook_away_and_twice_is_safe() -> None:
     assert "removed" in repr(tracker)
 
 
-def test_the_with_block_removes() -> None:
-    model, tracker = tracked()
-    with tracker as inside:
-        assert inside is tracker
-        assert len(model.watchers) == 1
-    assert model.watchers == []
-
-
 def test_paused_sees_nothing_and_resumed_sees_again() -> None:
     model, tracker = tracked()
     tracker.pause()
@@ -112,19 +93,6 @@ def test_paused_sees_nothing_and_resumed_sees_again() -> None:
     tracker.resume()
     assert len(model.watchers) == 1
     failure(tracker, BAD)
-
-
-def test_pause_judges_what_was_not_read_yet() -> None:
-    _, tracker = tracked(read=100)
-    tracker(BAD)
-    failure(tracker.pause)
-
-
-def test_remove_while_paused_leaves_nothing() -> None:
-    model, tracker = tracked()
-    tracker.pause()
-    tracker.remove()
-    assert model.watchers == []
 
 
 def test_a_tracker_that_was_removed_says_so_where_it_would_watch_nothing() -> None:
@@ -144,14 +112,6 @@ def test_clear_forgets_events_readings_and_counts_but_keeps_watching() -> None:
     assert tracker.history.nbytes == 0
     tracker(BAD)
     assert [event.step for event in tracker.events] == [1]
-
-
-def test_a_suspect_is_listed_again_after_clear() -> None:
-    tracker = forward_only(Model(Layer("mask", ("where",)), Layer("soft", ("exp",))))
-    tracker(BAD)
-    tracker.clear()
-    tracker(BAD)
-    assert [event.kind for event in tracker.events] == ["neginf"]
 
 
 def test_what_is_not_watched_is_said_once_and_listed() -> None:
@@ -183,33 +143,6 @@ def test_a_tracker_looks_like_the_function() -> None:
     assert list(inspect.signature(tracker).parameters) == ["batch", "rate"]
 
 
-def test_a_functions_own_attributes_do_not_replace_the_trackers() -> None:
-    model = make()
-
-    def train_step(batch: Any) -> Any:
-        return model(batch)
-
-    for name in ("options", "monitor", "name", "adapter", "paused", "_events"):
-        setattr(train_step, name, "mine")
-    tracker = track(train_step, model=model)
-    failure(tracker, BAD)
-    assert len(tracker.events) == 1
-
-
-def test_what_a_callable_has_beside_its_call_is_within_reach() -> None:
-    class Step:
-        def __call__(self, batch: Any) -> Any:
-            return batch
-
-        def lower(self) -> str:
-            return "lowered"
-
-    tracker = track(Step(), model=make())
-    assert tracker.lower() == "lowered"
-    with pytest.raises(AttributeError, match="'Tracker' object has no attribute 'raise_'"):
-        tracker.raise_()
-
-
 def test_track_without_a_target_is_a_decorator() -> None:
     model = make()
 
@@ -237,18 +170,6 @@ def test_a_tracked_method_is_bound() -> None:
     assert trainer.step(BAD, scale=2.0) == (0.25, 2.0)
     tracker: Any = Trainer.step
     assert isinstance(tracker, anynan.Tracker)
-    assert tracker.count("bad") == 1
-
-
-def test_a_callable_object_can_be_tracked() -> None:
-    model = make()
-
-    class Step:
-        def __call__(self, batch: Any) -> Any:
-            return model(batch)
-
-    tracker = track(Step(), model=model, action="record")
-    tracker(BAD)
     assert tracker.count("bad") == 1
 
 

@@ -8,7 +8,7 @@ import anynan
 from anynan._diagnosis.lineage import Replay
 from anynan._steps.investigator import MAX_REPLAYS
 from tests.fake_adapter import Layer, Model, adapter_of, track
-from tests.fake_steps import BAD, failure, forward_only, lent_operations, make, tracked
+from tests.fake_steps import BAD, failure, forward_only, make, tracked
 
 
 def test_a_failure_that_the_replay_does_not_show_is_never_called_a_mask(
@@ -44,29 +44,11 @@ def test_the_same_failure_is_replayed_three_times_and_then_only_counted() -> Non
     assert event.operation is not None
 
 
-def test_a_failure_elsewhere_is_still_replayed() -> None:
-    model = Model(Layer("a", ("log",)), Layer("b", ("exp",)))
-    tracker = forward_only(model, action="record")
-    for _ in range(4):
-        tracker(BAD)
-    with lent_operations(model.layers[0], ("copy",)):
-        tracker([1000.0])
-    assert tracker.events[-1].operation.name == "exp"
-
-
 def test_without_replay_the_layer_is_named_and_nothing_runs_twice() -> None:
     _, tracker = tracked(replay=False)
     event = failure(tracker, BAD).event
     assert (event.layer, event.operation) == ("blocks.0", None)
     assert adapter_of(tracker).replays == 0
-
-
-def test_a_replay_that_cannot_be_done_is_said_and_loses_nothing() -> None:
-    _, tracker = tracked()
-    adapter_of(tracker).refusal = "its inputs were donated"
-    event = failure(tracker, BAD).event
-    assert (event.layer, event.kind) == ("blocks.0", "nan")
-    assert "its inputs were donated [no-second-run]" in event.notes
 
 
 def test_a_replay_that_breaks_is_said_and_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,34 +71,6 @@ def test_a_bad_batch_is_named_with_field_and_rows() -> None:
     assert anynan.Event.from_json(event.to_json()) == event
 
 
-def test_the_report() -> None:
-    with pytest.raises(anynan.NonFiniteError) as caught:
-        list(anynan.watch([spoiled()], "train"))
-    fix = (
-        "  fix     find where it goes bad: in the data set, by missing values for one, or in "
-        "code that"
-    )
-    meant = 'policy=anynan.Policy(allow=anynan.Allow("*", "nan", "why", "input"))'
-    assert str(caught.value).splitlines() == [
-        "NaN came in with the batch of step 0",
-        "",
-        "  batch   train['image']  float32 (4, 2, 2)  min 1  max inf   1 x NaN, 1 x inf",
-        "  first   at [1, 0, 0]",
-        "  seen    2 of 4 rows are bad: 1, 3",
-        "  cause   the batch was already bad when it came in [bad_input]",
-        fix,
-        "          prepares it, by a standard deviation of 0; repair or drop such samples",
-        f"  note    if this is intended: {meant}",
-        "          [allow-it]",
-    ]
-
-
-def test_labels_are_told_apart() -> None:
-    batch = good() | {"label": np.array([1.0, NAN, 0.0, 0.0])}
-    event = failure(list, anynan.watch([batch]))
-    assert event.cause.tag == "bad_label"
-
-
 def test_actions() -> None:
     loader = Loader(good(), spoiled(), good())
     assert len(list(anynan.watch(loader, action="record"))) == 3
@@ -132,20 +104,6 @@ def test_minus_infinity_is_suspect_and_what_is_expected_is_let_in() -> None:
         list(anynan.watch(mask, policy=anynan.Policy(neginf="bad")))
     with anynan.expect(nan=True, posinf=True, reason="gaps"):
         assert len(list(anynan.watch([spoiled()]))) == 1
-
-
-def test_a_generator_is_used_up_no_faster_than_asked_for() -> None:
-    made: list[int] = []
-
-    def batches() -> Iterator[Any]:
-        for i in range(5):
-            made.append(i)
-            yield np.full(2, float(i))
-
-    watched = iter(anynan.watch(batches()))
-    next(watched)
-    next(watched)
-    assert made == [0, 1]
 
 
 def test_every_library(space: Space) -> None:

@@ -129,8 +129,3 @@ def test_each_framework_begins_with_its_limits() -> None:
 
 def test_the_changelog_of_the_first_release_is_at_most_60_lines() -> None:
     assert len((ROOT / "CHANGELOG.md").read_text(encoding="utf-8").splitlines()) <= 60
-
-
-def test_how_it_works_takes_five_minutes() -> None:
-    text = FENCE.sub("", (DOCS / "how-it-works.md").read_text(encoding="utf-8"))
-    assert len(text.split()) <= 900
