@@ -110,7 +110,6 @@ FIRES: dict[str, list[Situation]] = {
         case(phase="input", summary=BATCH, rows=(0, 1)),
         case(phase="input", kind="posinf", summary=held(INF)),
         case(phase="input", summary=BATCH, tensor="y", sole=True),
-        outside("input", "batch['image']", INF),
     ],
     "running_statistics_bad": [
         case(phase="parameter", parameter="norm.running_var", summary=held(NAN)),
@@ -140,27 +139,19 @@ FIRES: dict[str, list[Situation]] = {
         case(op("log", -INF, self=0.0, text="log(1 - p.clamp(1e-8, 1 - 1e-8))")),
         case(op("rsqrt", INF, self=0.0, dtype="float16", params={"eps": 1e-12})),
         back("sqrt", INF, result=0.0, dtype="float16", text="sqrt(v + 1e-8)"),
-        back("sqrt", INF, result=0.0, dtype="float16", text="sqrt(v + 10**-8)"),
     ],
     "log_of_negative": [
         case(op("log", self=-0.5)),
-        case(op("log2", self=held(-0.5, 1.0))),
         case(op("log1p", self=-1.5)),
         case(op("xlogy", self=1.0, other=-1.0)),
     ],
     "log_of_zero": [
         case(op("log", -INF, self=0.0)),
-        case(op("log10", -INF, self=held(0.0, 1.0))),
-        case(op("log1p", -INF, self=-1.0)),
         case(op("log", -INF, self=0j)),
-        case(op("log", -INF, self=0.0, text="x.softmax(-1).log()")),
-        case(op("log", -INF, self=0.0, text="log(sigmoid(x))")),
-        case(op("log", -INF, self=0.0, text="exp(x).sum().log()")),
         case(op("xlogy", -INF, self=1.0, other=0.0)),
     ],
     "logit_of_zero_or_one": [
         case(op("logit", -INF, self=0.0)),
-        case(op("logit", INF, self=1.0)),
         case(op("logit", self=1.5)),
     ],
     "binary_cross_entropy_saturated": [case(op("binary_cross_entropy", INF, self=0.0, target=1.0))],
@@ -175,7 +166,6 @@ FIRES: dict[str, list[Situation]] = {
         case(op("divide", self=held(0.0, 1.0), other=held(0.0, 1.0))),
         case(op("reciprocal", INF, self=0.0)),
         case(op("rsqrt", INF, self=0.0)),
-        case(op("floor_divide", INF, self=1.0, other=0.0)),
         case(op("layer_norm", self=held(1.0, 1.0), params={"eps": 0.0})),
         case(
             op("batch_norm", self=1.0, running_var=held(0.0, 1.0), params={"eps": 0.0}),
@@ -185,7 +175,6 @@ FIRES: dict[str, list[Situation]] = {
     "remainder_by_zero": [case(op("remainder", self=1.0, other=0.0))],
     "sqrt_of_negative": [
         case(op("sqrt", self=-0.5)),
-        case(op("rsqrt", self=held(-1.0, 2.0))),
         case(op("sqrt", self=held(-1e-9, 2.0))),
         case(op("batch_norm", self=1.0, running_var=held(-1.0, 1.0), params={"eps": 1e-5})),
     ],
@@ -196,10 +185,8 @@ FIRES: dict[str, list[Situation]] = {
     ],
     "inverse_trig_domain": [
         case(op("acos", self=1.0000001)),
-        case(op("asin", self=held(-2.0))),
         case(op("acosh", self=0.5)),
         case(op("atanh", INF, self=1.0)),
-        case(op("erfinv", INF, self=1.0)),
     ],
     "index_out_of_range": [
         case(op("take", self=held(1.0), params={"index": 9, "entries": 4, "outside": 1})),
@@ -229,20 +216,16 @@ FIRES: dict[str, list[Situation]] = {
     ],
     "target_class_masked": [
         case(op("nll_loss", INF, self=held(-INF, -0.1))),
-        case(op("cross_entropy", INF, input=held(-INF, -0.1))),
     ],
     "inf_minus_inf": [
         case(op("subtract", self=INF, other=INF)),
         case(op("add", self=INF, other=-INF)),
         case(op("add", self=INF, other=INF, params={"alpha": -1})),
-        case(op("add", self=held(INF), other=held(-INF))),
         case(op("sum", self=held(INF, -INF))),
-        case(op("cumsum", self=held(INF, -INF))),
         case(op("matmul", self=held(INF, -INF), mat2=held(1.0, 1.0))),
     ],
     "zero_times_inf": [
         case(op("multiply", self=0.0, other=-INF)),
-        case(op("multiply", self=held(0.0, 1.0), other=held(INF))),
         case(op("matmul", self=held(0.0, 1.0), mat2=held(INF, 1.0))),
         case(op("linear", self=held(1.0), mat1=held(0.0), mat2=held(INF))),
         case(op("prod", self=held(0.0, INF))),
@@ -250,7 +233,6 @@ FIRES: dict[str, list[Situation]] = {
     ],
     "normalisation_of_inf": [
         case(op("layer_norm", input=held(INF, 1.0))),
-        case(op("std", self=held(-INF, 1.0))),
     ],
     "variance_of_one": [
         case(op("std", self=held(3.0))),
@@ -265,12 +247,10 @@ FIRES: dict[str, list[Situation]] = {
         case(op("nll_loss", self=held(-0.1, -2.0))),
         case(op("cross_entropy", input=held(0.1, -2.0))),
         case(op("mse_loss", self=held(), target=held())),
-        case(op("huber_loss", self=held(), target=held())),
     ],
     "exp_overflow": [
         case(op("exp", INF, self=89.0)),
         case(op("exp", INF, self=held(1.0, 12.0), dtype="float16")),
-        case(op("exp2", INF, self=128.0)),
         case(op("sinh", -INF, self=-100.0)),
         case(op("exp", INF, self=89.0), then=op("divide", self=INF, other=INF)),
     ],
@@ -290,8 +270,6 @@ FIRES: dict[str, list[Situation]] = {
     "log_gradient_at_zero": [back("log", INF, self=0.0), back("log1p", INF, self=-1.0)],
     "inverse_trig_gradient_at_one": [
         back("acos", -INF, self=1.0),
-        back("asin", INF, self=held(1.0, 0.2)),
-        back("acosh", INF, self=1.0),
     ],
     "atan2_origin_gradient": [back("atan2", self=0.0, other=0.0)],
     "cdist_gradient_at_zero": [back("cdist", result=held(0.0, 1.4))],

@@ -53,6 +53,12 @@ def test_the_script_shows_the_operation_and_needs_no_anynan(bundle: Path) -> Non
     assert "after  result: (2, 3) float64: 3 NaN, 0 Inf, 0 -Inf, first at [0, 0]" in printed
 
 
+def test_replay_says_that_it_is_the_same(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", str(bundle)]) == 0
+    out = capsys.readouterr().out
+    assert "the same operation gives the same NaN here: 3 NaN, first at [0, 0]" in out
+
+
 def test_it_holds_facts_and_tensors_and_no_secrets(bundle: Path) -> None:
     assert {path.name for path in bundle.iterdir()} == {FACTS, SCRIPT, TENSORS}
     facts = json.loads((bundle / FACTS).read_text(encoding="utf-8"))

@@ -53,6 +53,13 @@ def test_a_structured_array_is_searched_field_by_field() -> None:
     assert event.summary.first_bad == (2,)
 
 
+def test_a_suspect_warns_and_a_later_bad_value_still_raises() -> None:
+    policy = anynan.Policy(neginf="suspect")
+    with pytest.warns(anynan.AnynanWarning):
+        event = event_of([np.array([-INF]), BAD], "x", policy=policy)
+    assert event.tensor == "x[1]"
+
+
 def test_large_is_an_anomaly_but_not_non_finite() -> None:
     policy = anynan.Policy(large=10, bad=("large",))
     with pytest.raises(anynan.AnomalyError) as caught:
@@ -96,6 +103,12 @@ class TestExpect:
         with anynan.scope("head"), anynan.scope("mask"):
             assert anynan.check(x, policy=policy) is x
         assert event_of(x, policy=policy).kind == "neginf"
+
+
+@pytest.mark.parametrize("word", ["off", "record"])
+def test_the_environment_silences_a_check(word: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANYNAN", word)
+    assert anynan.check(BAD) is BAD
 
 
 @dataclass

@@ -58,6 +58,12 @@ def test_an_interrupt_is_quiet(calls: Calls, monkeypatch: pytest.MonkeyPatch) ->
     assert cli.main(["demo"]) == 130
 
 
+def test_list_names_the_bugs(calls: Calls, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["demo", "--list"]) == 0
+    assert capsys.readouterr().out.splitlines() == ["first   the default", "second  another"]
+    assert not calls
+
+
 def test_a_missing_framework_is_one_line(calls: Calls, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["demo", "--framework", "missing"]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1

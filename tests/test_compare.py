@@ -8,7 +8,7 @@ import pytest
 
 import anynan
 from anynan._apps.compare.captures import Capture, Choice, Taken
-from anynan._apps.compare.distances import apart, relative
+from anynan._apps.compare.distances import apart, holds, nearest, relative
 from anynan._apps.compare.pairs import pairs
 from anynan._cli.commands import main
 
@@ -30,6 +30,23 @@ def test_bad_values_agree_only_at_the_same_places() -> None:
     assert relative(bad, bad) == 0
     assert relative(bad, np.array([1.0, np.inf, np.inf])) == math.inf
     assert relative(bad, np.array([np.nan, 1.0, np.inf])) == math.inf
+
+
+def test_the_order_of_dimensions_is_found() -> None:
+    assert nearest(X, X.transpose(2, 0, 1)) == 0
+    square = np.arange(9.0).reshape(3, 3)
+    assert nearest(square, square.T) == 0
+    assert nearest(X, X[..., :2]) is None
+    assert nearest(X, X[:, None]) == 0
+
+
+def test_a_block_of_a_fused_weight_is_found() -> None:
+    q, k = np.random.default_rng(0).standard_normal((2, 4, 6))
+    fused = np.concatenate([q, k])
+    assert holds(fused, k, 1e-7)
+    assert holds(fused.T, q, 1e-7)
+    assert not holds(fused, k[::-1], 1e-7)
+    assert not holds(fused, k[:, :5], 1e-7)
 
 
 def test_gradients_are_measured_by_the_size_of_all() -> None:
@@ -85,6 +102,12 @@ def test_what_nobody_can_run_is_refused() -> None:
 def written(path: Path, **arrays: np.ndarray) -> str:
     np.savez(path, **arrays)  # type: ignore[arg-type]
     return str(path)
+
+
+def test_equal_files_do_not_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b = written(tmp_path / "a.npz", w=X), written(tmp_path / "b.npz", w=X)
+    assert main(["compare", a, b]) == 0
+    assert capsys.readouterr().out == "No difference: 1 tensor is identical\n"
 
 
 def test_a_narrower_dtype_is_rounding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

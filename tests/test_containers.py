@@ -83,6 +83,13 @@ def test_a_container_that_holds_itself_is_opened_once() -> None:
     assert [path for path, _ in leaves(mapping, "x")] == ["x['a'][0][0]"]
 
 
+def test_sharing_does_not_multiply_the_work() -> None:
+    nested: list[Any] = [X]
+    for _ in range(100):
+        nested = [nested, nested]
+    assert len(list(leaves(nested, "x"))) == 1
+
+
 def test_what_is_walked_flat_is_in_the_order_of_a_frameworks_inputs() -> None:
     inner = {"z": X, "a": Y}
     loop: list[Any] = [Y]

@@ -91,6 +91,13 @@ def test_operations_that_cannot_be_judged_are_said(monkeypatch: pytest.MonkeyPat
         anynan.track(lambda x: x + 1.0, level="operation")(np.zeros(2))
 
 
+def test_flags_that_cannot_be_read_cost_the_call_nothing() -> None:
+    da = pytest.importorskip("dask.array")
+    x = da.ones(4, chunks=2).map_blocks(broken, meta=np.empty(0))
+    with pytest.warns(anynan.AnynanWarning, match="the flags of a call could not be read"):
+        assert type(anynan.track(lambda x: x + 1)(x)) is da.Array
+
+
 def test_questions_of_a_namespace_are_given_plain_arrays() -> None:
     strict = pytest.importorskip("array_api_strict")
 

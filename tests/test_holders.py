@@ -112,6 +112,24 @@ def test_the_parts_of_a_nested_array(adapter: bool, layout: str) -> None:
         readers[:] = held
 
 
+@pytest.mark.parametrize(
+    ("fine", "bad"),
+    [
+        ([[1.0], None, []], [[1.0], [2.0, NAN]]),
+        ([[[1.0]]], [[[1.0], [NAN]]]),
+        ([{"a": 1.0, "b": "x"}, None], [{"a": NAN, "b": "x"}]),
+        ([{"a": [1]}], [{"a": [1], "b": NAN}]),
+    ],
+)
+def test_lists_and_structs_of_arrow(fine: list[Any], bad: list[Any]) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    for make in (arrow.array, lambda x: arrow.chunked_array([x])):
+        column = make(fine)
+        assert anynan.check(column) is column
+        with pytest.raises(anynan.NonFiniteError):
+            anynan.check(make(bad))
+
+
 def test_tables_of_arrow() -> None:
     arrow = pytest.importorskip("pyarrow")
     for make in (arrow.table, arrow.record_batch):

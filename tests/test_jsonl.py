@@ -78,6 +78,14 @@ def test_a_step_that_raises_is_in_the_file_with_its_event(tmp_path: Path) -> Non
     assert "the file has no end" in run.report()
 
 
+def test_a_finished_run_can_be_written_afterwards(tmp_path: Path) -> None:
+    tracker = written(tmp_path / "live.jsonl")
+    tracker.to_jsonl(tmp_path / "after.jsonl")
+    run = anynan.load(tmp_path / "after.jsonl")
+    same(tracker.history, run.history)
+    assert (run.events, run.damage) == (tracker.events, ())
+
+
 def test_every_writes_one_step_in_so_many_and_the_bad_ones(tmp_path: Path) -> None:
     model = Model(Layer("layer", ("log",)))
     tracker = track(lambda batch: model(batch).loss(), model=model, action="record")

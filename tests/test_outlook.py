@@ -228,7 +228,7 @@ def test_headroom_of_module_outputs_never_says_that_a_model_fits(tmp_path: Path)
     assert model.half()(x.half()).isinf().all()  # what it says nothing of
 
 
-def test_updates_are_looked_at_every_so_many_steps() -> None:
+def test_updates_are_looked_at_every_so_many_steps(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(300, 300), torch.nn.Linear(300, 1))
@@ -253,8 +253,10 @@ def test_updates_are_looked_at_every_so_many_steps() -> None:
             assert (update, size) == pytest.approx(truth[step], rel=0.1)  # from a sample
         assert not {"anynan/update_norm", "anynan/update_ratio"} & set(tracker.metrics())
         assert len(tracker.history.updates("1")) == len(seen)
+        tracker.to_jsonl(tmp_path / "run.jsonl")
         (line,) = (x for x in tracker.report().split("\n") if x.startswith("  update "))
     assert "times the median of the 5 before" in line
+    assert anynan.load(tmp_path / "run.jsonl").history.updates() == seen
     with pytest.raises(ValueError, match="updates=0 is too small"):
         anynan.torch.track(model, advanced=anynan.Advanced(updates=0))
 

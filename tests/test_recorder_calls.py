@@ -154,6 +154,19 @@ def test_state_two_attributes_down_is_told_in_the_step_that_spoils_it(level: Any
     assert type(network.layers[0].weight) is np.ndarray
 
 
+WEIGHT = np.ones(3)
+
+
+def test_a_global_that_the_call_spoils_is_told_in_that_step() -> None:
+    def update(x: Any) -> float:
+        global WEIGHT  # noqa: PLW0603
+        WEIGHT = WEIGHT / x
+        return 0.0
+
+    event = failing(update, np.array([1.0, 0.0, 1.0]))
+    assert event.operation.name == "divide"
+
+
 TABLE = np.ones(3)
 
 
@@ -252,3 +265,18 @@ def test_what_is_known_to_be_bad_is_not_looked_into_again() -> None:
         assert len(tracked.events) == 2
         assert tracked.events[0].spread.count == before + 1
         assert tracked.step == 15
+
+
+def test_an_exception_over_known_bad_values_reaches_the_program() -> None:
+    def step(w: Any, stop: int) -> Any:
+        if stop:
+            raise KeyError(stop)
+        return w + 1
+
+    tracked = anynan.track(step, action="record")
+    bad = np.array([np.nan])
+    for _ in range(3):
+        assert np.isnan(tracked(bad, 0)).all()
+    with pytest.raises(KeyError):
+        tracked(bad, 1)
+    assert np.isnan(tracked(bad, 0)).all()

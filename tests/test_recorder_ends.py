@@ -117,6 +117,9 @@ def test_what_a_call_hid_is_not_told_of_the_next() -> None:
         event = failure(tracked, x, False)
     operation = event.operation
     assert operation.name == "sqrt"
+    notes = " ".join(event.notes)
+    assert "too large to be kept" in notes
+    assert "error log of the first run" in notes
 
 
 def test_a_loader_inside_does_not_accuse_the_data() -> None:

@@ -165,6 +165,16 @@ def test_nothing_is_kept_alive(read: Any) -> None:
         gc.enable()
 
 
+def test_a_kept_array_keeps_no_other_alive() -> None:
+    kept: list[Any] = []
+    x = np.ones(10)
+    held = weakref.ref(x)
+    track(lambda x: kept.append(x * 2))(x)
+    del x
+    assert held() is None
+    assert kept[0].tolist() == [2.0] * 10
+
+
 def test_patterns_choose_scopes() -> None:
     def program(x: Array) -> Any:
         with anynan.scope("a"), anynan.scope("b"):

@@ -327,6 +327,18 @@ def test_an_operand_that_was_made_out_of_sight_is_found_in_the_error_log(
     assert any("NumPy's error log has: invalid value in divide" in note for note in event.notes)
 
 
+@READS
+def test_of_two_errors_out_of_sight_none_is_named_and_both_are_told(read: str) -> None:
+    def mixed(x: Any) -> Any:
+        hidden = np.asarray(x) - 1
+        unused = np.log(hidden - 1)
+        return x + hidden / hidden + unused * 0
+
+    event = event_of(mixed, np.ones(3), read=read, level="layer")
+    assert event.operation.name == "add", "where the value came into sight"
+    assert any("log at" in note and "divide at" in note for note in event.notes)
+
+
 HOLED = np.array([1.0, NAN, 1.0])
 
 

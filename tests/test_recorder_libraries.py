@@ -119,6 +119,13 @@ def test_reading_every_n_calls_finds_it_later(library: Space) -> None:
     assert event.operation.name == "exp"
 
 
+def test_unread_calls_are_read_at_the_end() -> None:
+    tracker = track(attention, advanced=anynan.Advanced(read=5))
+    tracker(batch(), scale=100.0)
+    with pytest.warns(anynan.AnynanWarning, match="exp"):
+        tracker.remove()
+
+
 @pytest.mark.usefixtures("far")
 def test_arguments_that_were_overwritten_are_not_used_again() -> None:
     pytest.importorskip("torch")
