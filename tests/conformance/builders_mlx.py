@@ -48,22 +48,15 @@ class Ops:
         return getattr(self._space.xp, name)
 
 
-class Scale(nn.Module):
-    def __init__(self, weight: Any) -> None:
-        super().__init__()
-        self.weight = weight
-
-    def __call__(self, x: Any) -> Any:
-        return x * self.weight
-
-
 class Layer(nn.Module):
-    def __init__(self, call: Any) -> None:
+    """Compute something; where there is a weight, of what it multiplies."""
+
+    def __init__(self, call: Any, weight: Any = None) -> None:
         super().__init__()
-        self.call = call
+        self.call, self.weight = call, weight
 
     def __call__(self, x: Any) -> Any:
-        return self.call(x)
+        return self.call(x if self.weight is None else x * self.weight)
 
 
 class Net(nn.Module):
@@ -84,7 +77,7 @@ class Program:
         self.space, self.dtype = space, recipe.dtype
         ops = Ops(space)
         net = self.net = Net(
-            Scale(space.array([1.0], recipe.dtype)),
+            Layer(lambda x: x, space.array([1.0], recipe.dtype)),
             Layer(functools.partial(recipe.body, ops)),
             Layer(functools.partial(recipe.after, ops)),
         )

@@ -64,20 +64,12 @@ class Program:
         import tensorflow as tf
 
         class Layer(tf.Module):
-            def __init__(self, call: Any) -> None:
+            def __init__(self, call: Any, weight: Any = None) -> None:
                 super().__init__()
-                self.call = call
+                self.call, self.weight = call, weight
 
             def __call__(self, x: Any) -> Any:
-                return self.call(x)
-
-        class Scale(tf.Module):
-            def __init__(self, weight: Any) -> None:
-                super().__init__()
-                self.weight = weight
-
-            def __call__(self, x: Any) -> Any:
-                return x * self.weight
+                return self.call(x if self.weight is None else x * self.weight)
 
         class Net(tf.Module):
             def __init__(self, *layers: Any) -> None:
@@ -91,7 +83,7 @@ class Program:
         self.space, self.dtype = space, recipe.dtype
         self.weight = tf.Variable(space.array([1.0], recipe.dtype))
         net = Net(
-            Scale(self.weight),
+            Layer(lambda x: x, self.weight),
             Layer(functools.partial(recipe.body, ops)),
             Layer(functools.partial(recipe.after, ops)),
         )

@@ -48,22 +48,15 @@ class Ops:
         return getattr(self._space.xp, name)
 
 
-class Scale(nn.Module):
-    def __init__(self, weight: Tensor) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(weight)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.weight
-
-
 class Layer(nn.Module):
-    def __init__(self, call: Any) -> None:
+    """Compute something; where there is a weight, of what it multiplies."""
+
+    def __init__(self, call: Any, weight: Tensor | None = None) -> None:
         super().__init__()
-        self.call = call
+        self.call, self.weight = call, None if weight is None else nn.Parameter(weight)
 
     def forward(self, x: Tensor) -> Any:
-        return self.call(x)
+        return self.call(x if self.weight is None else x * self.weight)
 
 
 class Program:
@@ -76,7 +69,7 @@ class Program:
         ops = Ops(space)
         self.weight = space.array([1.0], recipe.dtype)
         layers = {
-            "scale": Scale(self.weight),
+            "scale": Layer(lambda x: x, self.weight),
             "body": Layer(functools.partial(recipe.body, ops)),
             "after": Layer(functools.partial(recipe.after, ops)),
         }

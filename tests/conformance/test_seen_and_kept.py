@@ -1,9 +1,8 @@
-"""One training that fails, in every framework: looked at, kept, foretold, shown again, scanned."""
+"""One training that fails: looked at, kept, foretold, shown again, scanned."""
 
 import re
-import warnings
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import pytest
 
 import anynan
 from anynan._cli.commands import main
-from tests.tiers import first
 
 pytest.importorskip("safetensors")
 
@@ -35,31 +33,16 @@ class Failed:
     tracker: Any
     folder: Path
     event: anynan.Event
-    reports: list[str] = field(default_factory=list)
-    files: list[Path] = field(default_factory=list)
+    reports: list[str]
+    files: list[Path]
 
 
-def until_it_fails(folder: Path, tracker: Any, step: Callable[[], Any]) -> Failed:
+@pytest.fixture(scope="module")
+def failed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Failed]:
     """Train; the weights grow by a tenth in every step, and their product is float16."""
-    tracker.to_jsonl(folder / "run.jsonl")
-    reports = []
-    with pytest.raises(anynan.NonFiniteError) as caught:
-        for number in range(MOST):
-            step()
-            if number % 4 == 0:
-                reports.append(tracker.report())
-    return Failed(tracker, folder, caught.value.event, reports)
-
-
-def go_on(failed: Failed, step: Callable[[], Any]) -> None:
-    """Train on, with nobody looking."""
-    failed.tracker.remove()
-    for _ in range(4):
-        step()
-
-
-def with_torch(folder: Path) -> Failed:
     torch = pytest.importorskip("torch")
+    from safetensors.torch import save_file
+
     base: Any = torch.nn.Module
 
     class Grow(base):
@@ -70,74 +53,32 @@ def with_torch(folder: Path) -> Failed:
         def forward(self, x: Any) -> Any:
             return (x * self.w).half()
 
-    class Net(base):
-        def __init__(self) -> None:
-            super().__init__()
-            self.grow = Grow()
-
-        def forward(self, x: Any) -> Any:
-            return -self.grow(x).float().square().mean()
-
-    model = Net()
+    folder = tmp_path_factory.mktemp("torch")
+    model = torch.nn.Sequential()
+    model.add_module("grow", Grow())
     optimizer = torch.optim.SGD(model.parameters(), RATE)
 
     def step() -> None:
         optimizer.zero_grad()
-        model(torch.from_numpy(X)).backward()
+        (-model(torch.from_numpy(X)).float().square().mean()).backward()
         optimizer.step()
 
-    failed = until_it_fails(folder, anynan.torch.track(model, save=folder / "bundle"), step)
-    go_on(failed, step)
-    torch.save(model.state_dict(), folder / "weights.pt")
-    from safetensors.torch import save_file
-
-    save_file(model.state_dict(), folder / "weights.safetensors")
-    failed.files = [folder / "weights.pt", folder / "weights.safetensors"]
-    return failed
-
-
-def with_keras(folder: Path) -> Failed:
-    keras = pytest.importorskip("keras")
-    pytest.importorskip("h5py")
-    ops = keras.ops
-
-    class Grow(keras.layers.Layer):  # type: ignore[name-defined]
-        def build(self, shape: Any) -> None:
-            self.w = self.add_weight(shape=(4,), initializer="ones", name="w")
-
-        def call(self, x: Any) -> Any:
-            return ops.cast(x * self.w, "float16")
-
-    def loss(_: Any, y: Any) -> Any:
-        return -ops.mean(ops.square(ops.cast(y, "float32")), -1)
-
-    model = keras.Sequential([keras.Input((4,)), Grow(name="grow")])
-    model.compile(optimizer=keras.optimizers.SGD(RATE), loss=loss, jit_compile=False)
-    sizes = anynan.Advanced(stats="absmax")
-    tracker = anynan.keras.track(model, save=folder / "bundle", advanced=sizes)
-
-    def step() -> None:
-        model.train_on_batch(X, X)
-
-    failed = until_it_fails(folder, tracker, step)
-    go_on(failed, step)
-    with warnings.catch_warnings(action="ignore"):  # Keras's own
-        model.save(folder / "weights.keras")
-        model.save_weights(folder / "some.weights.h5")
-    failed.files = [folder / "weights.keras", folder / "some.weights.h5"]
-    return failed
-
-
-FRAMEWORKS = {"torch": with_torch, "keras": with_keras}
-
-
-@pytest.fixture(scope="module", params=FRAMEWORKS)
-def failed(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Failed]:
-    found = FRAMEWORKS[request.param](tmp_path_factory.mktemp(request.param))
-    yield found
-    found.tracker.remove()
+    tracker = anynan.torch.track(model, save=folder / "bundle")
+    tracker.to_jsonl(folder / "run.jsonl")
+    reports = []
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        for number in range(MOST):
+            step()
+            if number % 4 == 0:
+                reports.append(tracker.report())
+    tracker.remove()
+    for _ in range(4):
+        step()
+    files = [folder / "weights.pt", folder / "weights.safetensors"]
+    torch.save(model.state_dict(), files[0])
+    save_file(model.state_dict(), files[1])
+    yield Failed(tracker, folder, caught.value.event, reports, files)
+    tracker.remove()
 
 
 def test_the_page(failed: Failed) -> None:
@@ -179,7 +120,6 @@ def test_its_headroom_in_a_narrower_dtype(failed: Failed) -> None:
     assert str(found["grow"]).startswith("grow: overflows at the top (forward, step ")
 
 
-@pytest.mark.parametrize("failed", first(1, FRAMEWORKS), indirect=True)
 def test_the_bundle_shows_it_again(failed: Failed, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["replay", str(failed.folder / "bundle")]) == 0
     assert "the same operation gives the same Inf here" in capsys.readouterr().out
