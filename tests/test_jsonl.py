@@ -99,22 +99,6 @@ def test_every_writes_one_step_in_so_many_and_the_bad_ones(tmp_path: Path) -> No
             tracker.to_jsonl(tmp_path / "no.jsonl", every=wrong)
 
 
-@pytest.mark.tier(2)
-def test_any_beginning_of_a_file_can_be_read(tmp_path: Path) -> None:
-    written(tmp_path / "run.jsonl")
-    whole = (tmp_path / "run.jsonl").read_bytes()
-    first = whole.index(b"\n")
-    steps = 0
-    for end in range(first, len(whole) - 1, 7):  # the last line end is no part of a line
-        (tmp_path / "cut.jsonl").write_bytes(whole[:end])
-        run = anynan.load(tmp_path / "cut.jsonl")
-        assert run.damage
-        assert len(run.history) >= steps
-        steps = len(run.history)
-        assert run.report()
-    assert steps == 4
-
-
 def test_damage_is_named_and_the_rest_is_read(tmp_path: Path) -> None:
     written(tmp_path / "run.jsonl")
     texts = (tmp_path / "run.jsonl").read_text(encoding="utf-8").splitlines()

@@ -65,12 +65,7 @@ def test_an_unknown_override_is_refused_in_words(
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (
-            {"backward": False},
-            "backward= has no meaning for array code; Advanced has replay",
-        ),
-        ({"keep": 1}, "keep= has no meaning for array code"),
-        ({"across_ranks": False}, "across_ranks= has no meaning for array code"),
+        ({"backward": False}, "backward= has no meaning for array code; Advanced has replay"),
         ({"skip": "a"}, "patterns of layers to leave out are exclude="),
         ({"colour": 1}, "track() has no option 'colour'; the options are action, level"),
     ],

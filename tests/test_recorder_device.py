@@ -43,15 +43,9 @@ def moves(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
         monkeypatch.setattr(kind, name, method)
 
-    for name in (
-        "to_device",
-        "__bool__",
-        "__float__",
-        "__int__",
-        "__dlpack__",
-        "__dlpack_device__",
-    ):
-        counted(name)
+    for question in ("bool", "float", "int", "dlpack", "dlpack_device"):
+        counted(f"__{question}__")
+    counted("to_device")
     return found
 
 

@@ -1,7 +1,6 @@
 """What a recorder reads, takes on trust and refuses."""
 
 import gc
-import inspect
 import threading
 import weakref
 from typing import Any
@@ -29,7 +28,6 @@ def test_what_makes_no_number_is_read_too() -> None:
         lambda x: x + outside,  # only passed on
         lambda x: np.where(x > 0, outside, x),
         lambda x: np.linalg.inv((x * 0).reshape(128, -1)[:, :128] + np.diag(outside[-128:])),
-        lambda x: np.maximum(x, outside),
         lambda x: np.einsum("i,i->i", x * 1e300, x * 1e300),
         lambda x: np.multiply(x * 1e200, x * 1e200, out=np.empty(x.shape)),
     ):
@@ -189,18 +187,16 @@ def test_patterns_choose_scopes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "kind", "words"),
+    ("options", "words"),
     [
-        ({"colour": 1}, TypeError, "no option 'colour'; the options are action"),
-        ({"action": "skip"}, ValueError, "array code does not say what its update is"),
-        ({"patience": 2}, ValueError, r"Advanced\(patience=2\) drops the update"),
-        ({"parameters": True}, ValueError, "which arrays are weights"),
-        ({"stats": ["rms"]}, ValueError, r"'rms'\) is not read from array code"),
-        ({"read": "later"}, ValueError, "read='later' is unknown"),
+        ({"action": "skip"}, "array code does not say what its update is"),
+        ({"patience": 2}, r"Advanced\(patience=2\) drops the update"),
+        ({"parameters": True}, "which arrays are weights"),
+        ({"stats": ["rms"]}, r"'rms'\) is not read from array code"),
     ],
 )
-def test_wrong_options_are_named(options: Any, kind: type[Exception], words: str) -> None:
-    with pytest.raises(kind, match=words):
+def test_wrong_options_are_named(options: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
         track(lambda x: x, **split(options))
 
 
@@ -233,15 +229,3 @@ def test_namespace() -> None:
     for wrong in (np.ones(3), 3, "numpy"):
         with pytest.raises(TypeError, match="takes an array library's module, not a"):
             anynan.arrays.namespace(wrong)
-
-
-def test_array_namespace_gives_the_recording_one() -> None:
-    compat = pytest.importorskip("array_api_compat")
-
-    def program(x: Any) -> Any:
-        xp = compat.array_namespace(x)
-        return xp.sqrt(x) / xp.linalg.vector_norm(x)
-
-    event = caught(program, ZEROS)
-    assert event.operation.name == "divide"
-    assert inspect.getsource(program)
