@@ -127,23 +127,6 @@ def test_two_devices():
     assert event.operation.source.line == line(models.__file__, "bad log")
 
 
-def test_plain_calls_run_as_they_are():
-    class Counting(keras.layers.Layer):
-        calls = 0
-
-        def call(self, x):
-            Counting.calls += 1
-            return np.float32(2.0) * x
-
-    model = keras.Sequential([keras.Input((4,)), Counting(name="count")])
-    before = Counting.calls
-    with anynan.keras.track(model) as tracker:
-        for _ in range(3):
-            model(np.ones((1, 4), "float32"))
-    assert Counting.calls == before + 3
-    assert len(tracker.history) == 3
-
-
 class Drawing(keras.layers.Layer):
     """Write into a variable in each call, as what draws does."""
 
