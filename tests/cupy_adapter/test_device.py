@@ -76,9 +76,6 @@ def test_a_tracked_step_gives_the_same_and_keeps_no_memory() -> None:
     for _ in range(3):
         tracker(x, weight)
         assert pool.used_bytes() == used
-    assert [r.layer for r in tracker.history.last()] == [
-        None, None, "layer", "softmax", None, "backward", None,
-    ]  # fmt: skip
 
 
 def test_the_fault_is_named() -> None:
@@ -101,17 +98,6 @@ def test_whichever_stream_wrote_a_value_it_is_waited_for() -> None:
         x[-1] = NAN
         with pytest.raises(anynan.NonFiniteError):
             tracker(x)
-
-
-def test_several_devices() -> None:
-    if cupy.cuda.runtime.getDeviceCount() < 2:
-        pytest.skip("there is one device")
-    arrays = []
-    for i in range(2):
-        with cupy.cuda.Device(i):
-            arrays.append(cupy.ones(1000) * (NAN if i else 1.0))
-    with pytest.raises(anynan.NonFiniteError, match="second"):
-        anynan.cupy.check(first=arrays[0], second=arrays[1])
 
 
 def test_check_is_one_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,14 +123,3 @@ def test_errstate() -> None:
         y = cupy.log(x) * x
         assert y is not None
     assert caught.value.event.operation is not None
-    with pytest.warns(anynan.AnynanWarning, match="Inf"), anynan.cupy.errstate() as watch:
-        y = 1 / watch(cupy.zeros(3))
-    assert type(watch.plain(y)) is cupy.ndarray
-
-
-def test_the_namespace_records_what_cupy_does_not_dispatch() -> None:
-    xp = anynan.arrays.namespace(cupy)
-    tracker = anynan.cupy.track(lambda x: xp.linalg.inv(xp.matmul(x, x)), action="record")
-    tracker(cupy.zeros((2, 2)))
-    (event,) = tracker.events
-    assert event.operation.name in ("inv", "solve")

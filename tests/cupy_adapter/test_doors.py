@@ -20,16 +20,6 @@ class HostState(tracking.errstate):
     session_type = ArraySession
 
 
-def test_track_takes_the_common_options() -> None:
-    with pytest.raises(TypeError, match="no option 'colour'"):
-        anynan.cupy.track(lambda x: x, colour=1)  # type: ignore[call-overload]
-    with pytest.raises(ValueError, match="action='skip' drops the update"):
-        anynan.cupy.track(lambda x: x, action="skip")
-    with pytest.raises(TypeError, match="takes a function, not int"):
-        anynan.cupy.track(3)  # type: ignore[call-overload]
-    assert anynan.cupy.scope is anynan.scope
-
-
 def test_check_takes_cupy_arrays() -> None:
     with pytest.raises(TypeError, match=r"check\(x=...\) takes CuPy arrays, not ndarray"):
         anynan.cupy.check(x=np.ones(3))
@@ -42,15 +32,6 @@ def test_a_function_of_host_arrays_is_tracked_all_the_same() -> None:
     tracker(np.zeros(2))
     (event,) = tracker.events
     assert event.cause.tag == "divide_by_zero"
-
-
-def test_track_is_a_decorator_too() -> None:
-    @anynan.cupy.track(action="warn")
-    def step(x: Any) -> Any:
-        return (x * x).sum()
-
-    assert isinstance(step, anynan.Tracker)
-    assert step(np.ones(2)) == 2
 
 
 def test_words_are_checked() -> None:

@@ -28,33 +28,14 @@ def one_of(values, layer):
 
 
 @pytest.mark.parametrize("layer", [False, True])
-@pytest.mark.parametrize("second", [0.0, 1.0])
-def test_a_callback_that_feeds_data(second, layer):
-    tracked = anynan.jax.track(one_of([-1.0, second], layer), action="record")
+def test_a_callback_that_feeds_data(layer):
+    tracked = anynan.jax.track(one_of([-1.0, 1.0], layer), action="record")
     assert np.isnan(tracked(jnp.float32(1)))
     (event,) = tracked.events
     assert (event.kind, event.operation) == ("nan", None)
     assert any("the second run saw other values than the first" in note for note in event.notes)
     assert event.cause.tag == "unknown"
     assert event.layer == ("layer" if layer else None)
-
-
-def test_a_buffer_that_is_overwritten_before_the_step_is_read():
-    def fn(x):
-        with jax.named_scope("layer"):
-            return jnp.log(x)
-
-    tracked = anynan.jax.track(fn, advanced=anynan.Advanced(lag=1), action="record")
-    buffer = np.full((2, 3), -1, np.float32)
-    out = tracked(buffer)
-    jax.block_until_ready(out)
-    buffer[:] = 0
-    tracked.flush()
-    (event,) = tracked.events
-    if np.isnan(np.asarray(out)).all():
-        assert event.kind == "nan"
-        assert event.operation is None or event.operation.output.nan == 6
-        assert event.operation is not None or any("other values" in x for x in event.notes)
 
 
 def test_a_pure_callback_that_is_called_again_is_said():

@@ -1,11 +1,7 @@
 """A bad number of code that runs outside of any jit leads to the call that made it."""
 
-import logging
 import math
-import operator
 import pickle
-import sys
-import threading
 import weakref
 
 import jax
@@ -14,11 +10,9 @@ import numpy as np
 import pytest
 
 from anynan._everywhere import Found, watch_everything
-from anynan._reports.report import headline
 from anynan.jax import eager
 from anynan.options import Options
 from tests.jax_adapter.watching import watched
-from tests.tiers import first
 
 
 @pytest.fixture
@@ -26,9 +20,7 @@ def found():
     yield from watched(action="record", level="step")
 
 
-@pytest.mark.parametrize(
-    "read", first(1, [float, lambda x: x.item(), str, repr, lambda x: f"{x:.3f}"])
-)
+@pytest.mark.parametrize("read", [float, lambda x: x.item(), str, lambda x: f"{x:.3f}"])
 @pytest.mark.parametrize("goes_on", [False, True])
 def test_a_number_that_is_bad_as_it_is_read_is_told_once_though_steps_come_after_it(read, goes_on):
     plain = jax.Array.__subclasses__()[0].__float__
@@ -45,14 +37,6 @@ def test_a_number_that_is_bad_as_it_is_read_is_told_once_though_steps_come_after
     assert not found.notes
     assert not found.harms
     assert jax.Array.__subclasses__()[0].__float__ is plain
-
-
-def test_a_line_outside_of_every_function_is_no_loss():
-    found = Found()
-    end = watch_everything(Options(action="record", level="step"), found)
-    exec(compile("float(jnp.log(-jnp.ones(())))", __file__, "exec"), {"jnp": jnp})
-    end()
-    assert list(map(headline, found.bad())) == ["NaN first appeared outside every layer"]
 
 
 def test_of_a_bad_number_that_the_program_asked_about_and_went_on_there_is_a_note(found):
@@ -78,27 +62,6 @@ def test_nan_of_numpys_is_told_in_the_line_where_it_came_in(way):
         assert event.operation.source.text == 'f"{jnp.mean(jnp.square(x))}"'
 
 
-def test_what_numpy_holds_is_not_kept_alive_by_the_calls_that_took_it(found):
-    big = np.ones(eager.LARGE // 8 + 1)
-    gone = weakref.ref(big)
-    jnp.log(big)
-    jnp.log(np.ones(1000, np.float32))
-    del big
-    assert gone() is None
-    assert np.isnan._watch.calls._size >= 8000
-
-
-def test_after_weights_that_eager_code_spoilt_nothing_more_is_told(found):
-    step = jax.jit(jax.value_and_grad(lambda w: (w**2).sum()))
-    w = jnp.ones(3)
-    for i in range(8):
-        _, slope = step(w)
-        w = w - 0.1 * slope
-        w = w / jnp.zeros(3) if i == 1 else w
-    (event,) = found.bad()
-    assert event.operation.source.text == "w = w / jnp.zeros(3) if i == 1 else w"
-
-
 def test_a_nan_that_eager_code_makes_of_infs_that_were_told_is_not_told_again(found):
     w = jnp.ones(4)
     for _ in range(3):
@@ -109,16 +72,7 @@ def test_a_nan_that_eager_code_makes_of_infs_that_were_told_is_not_told_again(fo
 
 @pytest.mark.parametrize(
     "decide",
-    first(
-        2,
-        [
-            lambda x: bool(jnp.isnan(x).any()),
-            lambda x: bool((~jnp.isfinite(x)).any()),
-            lambda x: not jnp.isfinite(x).all(),
-            lambda x: bool(jnp.any(jnp.isnan(x - x))),
-            lambda x: bool(jnp.logical_not(jnp.isfinite(jnp.sum(x)))),
-        ],
-    ),
+    [lambda x: bool(jnp.isnan(x).any()), lambda x: bool(jnp.any(a=~jnp.isfinite(x)))],
 )
 @pytest.mark.parametrize("many", [False, True])
 def test_a_decision_by_a_bad_number_is_told_at_its_line(decide, many):
@@ -135,53 +89,20 @@ def test_a_decision_by_a_bad_number_is_told_at_its_line(decide, many):
     assert (jnp.isnan, jax.Array.__subclasses__()[0].__bool__) == plain
 
 
-@pytest.mark.tier(2)
-def test_numbers_are_asked_for_by_name_and_in_several_threads_at_once():
-    end = watch_everything(Options(action="record", level="step"), Found())
-    x, failed, interval = jnp.ones(2), [], sys.getswitchinterval()
-
-    def ask():
-        try:
-            for _ in range(400):
-                assert not bool(jnp.any(a=jnp.isnan(x)))
-        except Exception as error:
-            failed.append(error)
-
-    sys.setswitchinterval(1e-6)
-    try:
-        threads = [threading.Thread(target=ask) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    finally:
-        sys.setswitchinterval(interval)
-        end()
-    assert not failed
-
-
 NUMPY = np.isnan, np.isfinite, np.asarray, np.array
 
 
 @pytest.mark.parametrize(
     "decide",
-    first(
-        3,
-        [
-            lambda x: not x > 0,
-            lambda x: np.isnan(x),
-            lambda x: x != x,
-            lambda x: not np.float32(1) >= x,
-            lambda x: not (x < np.float32(2)),
-            lambda x: not operator.eq(x, jnp.float32(1)),
-            lambda x: min([x, jnp.float32(-1)]) is x,
-            lambda x: not np.isfinite(x),
-            lambda x: math.isnan(np.asarray(x)),
-            lambda x: math.isnan(np.array(x, np.float64)),
-            lambda x: math.isnan(x.tolist()),
-            lambda x: math.isnan(jax.device_get({"loss": x})["loss"]),
-        ],
-    ),
+    [
+        lambda x: not x > 0,
+        lambda x: np.isnan(x),
+        lambda x: not np.float32(1) >= x,
+        lambda x: min([x, jnp.float32(-1)]) is x,
+        lambda x: math.isnan(np.array(x, np.float64)),
+        lambda x: math.isnan(x.tolist()),
+        lambda x: math.isnan(jax.device_get({"loss": x})["loss"]),
+    ],
 )
 def test_a_comparison_or_numpys_look_at_a_bad_number_is_told_at_its_line(decide):
     found = Found()
@@ -215,11 +136,7 @@ def test_what_stands_for_a_function_of_numpys_passes_for_it():
         (lambda x: jnp.exp(x * 100), "exp"),
         (lambda x: (x / (x - x)).sum(), "divide"),
         (lambda x: jnp.where(x > 9, x, -jnp.inf) - jnp.full((), -jnp.inf), "subtract"),
-        (lambda x: jax.nn.softmax(jnp.full(2, -jnp.inf) * x)[0], "softmax"),
-        (lambda x: jax.nn.logsumexp(jnp.full(2, jnp.inf) * x) * 0, "multiply"),
-        (lambda x: x * jnp.inf, None),
         (lambda x: x + jnp.nan, None),
-        (lambda x: jnp.full((), np.array(np.nan)) + x, None),
     ],
 )
 @pytest.mark.parametrize("again", [False, True])
@@ -233,13 +150,6 @@ def test_what_eager_code_prints_is_followed_to_the_call_that_made_it(make, name,
     assert len(found.harms) == (name is None and bool(jnp.isnan(x)))
 
 
-def test_an_infinite_number_that_is_fetched_counts_if_a_call_made_it(found):
-    jax.device_get(jnp.full((), jnp.inf))
-    assert np.isnan._watch.read is None
-    jax.device_get({"loss": 1 / jnp.zeros(())})
-    assert np.isnan._watch.read.call is not None
-
-
 @pytest.mark.parametrize("taken", [False, True])
 def test_a_nan_that_nothing_takes_is_told_at_the_end(taken):
     end = watch_everything(Options(action="record", level="step"), found := Found())
@@ -250,7 +160,7 @@ def test_a_nan_that_nothing_takes_is_told_at_the_end(taken):
     assert [event.operation.name for event in found.bad()] == ["log"] * (not taken)
 
 
-@pytest.mark.parametrize("way", ["compiled", "sloped", "closed", "looped"])
+@pytest.mark.parametrize("way", ["compiled", "sloped", "looped"])
 def test_what_eager_code_made_of_a_steps_data_is_told_in_its_line_and_once(way, found):
     x = jnp.arange(6.0).reshape(2, 3).at[:, 1].set(1)
     x = (x - x.mean(0)) / x.std(0)
@@ -264,8 +174,6 @@ def test_what_eager_code_made_of_a_steps_data_is_told_in_its_line_and_once(way, 
             w = w - jax.jit(slope)(w, x)
         elif way == "sloped":
             w = w - slope(w, x)
-        elif way == "closed":
-            w = w - jax.jit(lambda w: slope(w, x))(w)
         else:
             w, _ = jax.lax.scan(lambda w, row: (w - row, None), w, x)
     (event,) = found.bad()
@@ -290,7 +198,6 @@ def test_of_a_large_array_nothing_is_kept_alive_and_calls_are_not_held_for_ever(
 @pytest.mark.parametrize(
     ("written", "what"),
     [
-        (lambda: jnp.full(3, math.nan), "NaN"),
         (lambda: jnp.ones(3).at[1].set(jnp.nan), "NaN"),
         (lambda: jnp.ones(3) * jnp.nan, "NaN"),
         (lambda: jnp.ones(3) * 1e39, "1e+39, which is beyond float32,"),
@@ -303,65 +210,24 @@ def test_a_number_that_is_bad_as_the_program_wrote_it_is_told_with_its_line(writ
     assert not any("which was reported" in line for line in found.lines())
 
 
-def test_what_made_nan_is_told_before_a_state_that_begins_with_one(found):
-    best, mean = jnp.full(3, jnp.nan), jnp.zeros(3)
-    fitness = jnp.arange(3.0) / (mean - mean)
-    best, mean = jnp.where(fitness[1] > 0, mean, best), mean + fitness.sum() * 0 * best
-    jax.jit(lambda x: (x * 2).sum())(mean)
-    (event,) = found.bad()
-    assert event.operation.source.text == "fitness = jnp.arange(3.0) / (mean - mean)"
-
-
 def test_what_a_mapped_function_made_infinite_is_told_in_its_line_once_a_step_takes_it(found):
     x = jax.vmap(lambda x: 1 / (x - x))(jnp.ones(3))
     jax.jit(lambda x: (x - x).sum())(x)
     assert [event.operation.name for event in found.bad()] == ["divide"]
 
 
-def test_a_number_that_goes_to_a_log_is_read(found):
-    log = logging.getLogger("losses")
-    log.setLevel("INFO")
-    step = jax.jit(lambda x: x * 2)
-    loss = jnp.log(-step(jnp.float32(1)))
-    log.info("loss %.3f", loss)
-    step(jnp.float32(1))
-    assert [event.operation.name for event in found.bad()] == ["log"]
-
-
 def test_a_best_value_that_begins_infinite_is_no_bad_number():
     found = Found()
     end = watch_everything(Options(action="record", level="step"), found)
-    best = jnp.float32(np.inf)
-    for loss in jnp.array([3.0, 1.0, 2.0]):
-        best = min(best, loss)
+    best = min(jnp.float32(np.inf), jnp.float32(3))
     assert np.asarray(jnp.float32(np.inf)) > best
     mask = jnp.array([0.0, jnp.nan])
     np.isnan(mask)
     np.asarray(mask)
     assert (mask != mask).any()
+    assert bool(jnp.isfinite(jnp.where(jnp.isnan(mask), 0.0, mask)).all())
     end()
     assert found.harms == []
-
-
-def test_a_mask_of_missing_values_is_no_decision():
-    found = Found()
-    end = watch_everything(Options(action="record", level="step"), found)
-    data = jnp.array([1.0, jnp.nan])
-    filled = jnp.where(jnp.isnan(data), 0.0, data)
-    assert bool(jnp.isfinite(filled).all())
-    assert bool(filled.sum() > 0)
-    end()
-    assert not found.harms
-    assert not any("test_watchall.py" in line for line in found.lines())
-
-
-def test_weights_that_are_made_minus_infinite_are_told_where_they_do_harm(found):
-    w = jnp.array([-0.4, -0.4]) / jnp.zeros(2)
-    step = jax.jit(lambda w: w - jax.grad(lambda w: jnp.exp(-(w**2)).sum())(w))
-    for _ in range(2):
-        w = step(w)
-    (event,) = found.bad()
-    assert event.operation.source.text == "w = jnp.array([-0.4, -0.4]) / jnp.zeros(2)"
 
 
 def test_a_function_of_jaxs_keeps_its_name_while_calls_are_watched(found):

@@ -28,14 +28,8 @@ jax.tree_util.register_pytree_node(Data, lambda d: ((d.x,), None), lambda _, x: 
     ("line", "name", "text"),
     [
         ("scale = x / (x - x)", "divide", "scale = x / (x - x)"),
-        ("scale, _ = jnp.log(x - 9), x", "log", "scale, _ = jnp.log(x - 9), x"),
-        (
-            "data = Data(x); scale = jnp.log(-data.x)",
-            "log",
-            "data = Data(x); scale = jnp.log(-data.x)",
-        ),
+        ("scale = jnp.log(-Data(x).x)", "log", "scale = jnp.log(-Data(x).x)"),
         ("scale = kernel(x * 100)", "exp", "return jnp.exp(x)"),
-        ("scale = [jnp.sqrt(-x)][0]", "sqrt", "scale = [jnp.sqrt(-x)][0]"),
         ("checked(jnp.sqrt(-x)); scale = x", "sqrt", "checked(jnp.sqrt(-x)); scale = x"),
     ],
 )
@@ -59,7 +53,7 @@ def test_an_exception_of_a_function_that_a_library_called_names_what_it_computed
     assert event.cause.tag != "unknown"
 
 
-@pytest.mark.parametrize("way", ["compiled", "sloped", "sampled"])
+@pytest.mark.parametrize("way", ["compiled", "sampled"])
 def test_an_exception_that_comes_of_no_number_is_left_alone(way, library):
     def model(x):
         y = calls.append(x) or jnp.log(x)

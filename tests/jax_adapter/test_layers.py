@@ -31,15 +31,13 @@ class NnxBlock(nnx.Module):
 
 
 class NnxNet(nnx.Module):
-    def __init__(self, rngs, bad=False):
-        self.blocks = nnx.List([NnxBlock(rngs), NnxBlock(rngs, bad)])
-        self.drop = nnx.Dropout(0.5, rngs=rngs)
-        self.bn = nnx.BatchNorm(4, rngs=rngs)
+    def __init__(self, rngs):
+        self.blocks = nnx.List([NnxBlock(rngs), NnxBlock(rngs, bad=True)])
 
     def __call__(self, x):
         for block in self.blocks:
             x = block(x)
-        return self.bn(self.drop(x))
+        return x
 
 
 def nnx_step(model, optimizer, x):
@@ -51,36 +49,8 @@ def nnx_step(model, optimizer, x):
     return loss
 
 
-@pytest.mark.parametrize("wrap", [nnx.jit, lambda f: f], ids=["jitted", "plain"])
-@pytest.mark.tier(2)
-def test_nnx_models_and_optimizers_are_changed_in_place(wrap):
-    def trained(step):
-        model = NnxNet(nnx.Rngs(0))
-        optimizer = nnx.Optimizer(model, optax.sgd(1e-2, 0.9), wrt=nnx.Param)
-        losses = [step(model, optimizer, X) for _ in range(2)]
-        return losses, nnx.state((model, optimizer))
-
-    tracked = anynan.jax.track(wrap(nnx_step))
-    mine, theirs = trained(tracked), trained(nnx.jit(nnx_step))
-    assert same(mine[0], theirs[0])
-    close = jax.tree.map(
-        lambda a, b: bool(jnp.allclose(a, b, 1e-5, 1e-6)), *map(raw, (mine[1], theirs[1]))
-    )
-    assert jax.tree.all(close)
-    assert tracked.events == ()
-    assert paths(tracked) == {
-        "", "blocks.0", "blocks.0.norm", "blocks.0.up", "blocks.1", "blocks.1.norm", "blocks.1.up",
-        "drop", "bn",
-    }  # fmt: skip
-
-
-def raw(state):
-    keys = lambda x: jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x  # noqa: E731
-    return jax.tree.map(keys, nnx.to_pure_dict(state))
-
-
 def test_an_nnx_layer_is_named_and_the_model_is_left_alone():
-    model = NnxNet(nnx.Rngs(0), bad=True)
+    model = NnxNet(nnx.Rngs(0))
     optimizer = nnx.Optimizer(model, optax.sgd(1e-2), wrt=nnx.Param)
     before = NnxBlock.__call__, nnx.Linear.__call__
     event = failure(anynan.jax.track(nnx_step), model, optimizer, X)
@@ -92,24 +62,19 @@ def test_an_nnx_layer_is_named_and_the_model_is_left_alone():
 class EqxBlock(eqx.Module):
     norm: eqx.nn.LayerNorm
     up: eqx.nn.Linear
-    bad: bool
 
     def __call__(self, x):
-        x = self.up(self.norm(x))
-        return jnp.sqrt(x * x) if self.bad else x
+        return self.up(self.norm(x))
 
 
 class EqxNet(eqx.Module):
     blocks: list
     act: callable
 
-    def __init__(self, bad=False):
+    def __init__(self):
         self.act = jnp.tanh
         keys = jax.random.split(jax.random.key(0), 2)
-        self.blocks = [
-            EqxBlock(eqx.nn.LayerNorm(4), eqx.nn.Linear(4, 4, use_bias=False, key=key), bad)
-            for key in keys
-        ]
+        self.blocks = [EqxBlock(eqx.nn.LayerNorm(4), eqx.nn.Linear(4, 4, key=key)) for key in keys]
 
     def __call__(self, x):
         for block in self.blocks:
@@ -130,11 +95,10 @@ def eqx_step(model, opt_state, x):
 OPTIMIZER = optax.adam(1e-2)
 
 
-@pytest.mark.parametrize("wrap", [eqx.filter_jit, lambda f: f], ids=["jitted", "plain"])
-def test_equinox_models_come_and_go_as_arguments(wrap):
+def test_equinox_models_come_and_go_as_arguments():
     model = EqxNet()
     state = OPTIMIZER.init(eqx.filter(model, eqx.is_array))
-    tracked = anynan.jax.track(wrap(eqx_step))
+    tracked = anynan.jax.track(eqx.filter_jit(eqx_step))
     mine, theirs = (model, state), (model, state)
     for _ in range(2):
         *mine, loss = tracked(*mine, X)
@@ -148,15 +112,6 @@ def test_equinox_models_come_and_go_as_arguments(wrap):
     assert {r.site.parameter for r in tracked.history if r.phase == "optimizer"} >= {
         "blocks.0.up.weight", "blocks.1.norm.bias",
     }  # fmt: skip
-
-
-@pytest.mark.tier(2)
-def test_an_equinox_gradient_is_named():
-    model = EqxNet(bad=True)
-    model = eqx.tree_at(lambda m: m.blocks[1].up.weight, model, jnp.zeros((4, 4)))
-    state = OPTIMIZER.init(eqx.filter(model, eqx.is_array))
-    event = failure(anynan.jax.track(eqx_step), model, state, X)
-    assert (event.layer, event.phase, event.operation.name) == ("blocks.1", "backward", "sqrt")
 
 
 def test_haiku_paths():
@@ -211,69 +166,16 @@ def test_named_scopes_and_calls_of_one_layer():
     assert [name for name, _ in event.trail] == ["first", "twice"]
 
 
-def split_net():
-    class Block(nnx.Module):
-        def __init__(self, rngs, *, bad):
-            self.lin, self.bad = nnx.Linear(4, 4, rngs=rngs), bad
+def test_an_nnx_model_that_is_split_and_merged_has_its_layers():
+    definition, state = nnx.split(NnxNet(nnx.Rngs(0)))
 
-        def __call__(self, x):
-            x = self.lin(x)
-            return jnp.log(x - 100) if self.bad else x
-
-    class Net(nnx.Module):
-        def __init__(self, rngs):
-            self.first, self.second = Block(rngs, bad=False), Block(rngs, bad=True)
-
-        def __call__(self, x):
-            return self.second(self.first(x))
-
-    definition, state = nnx.split(Net(nnx.Rngs(0)))
-
+    @jax.jit
     def step(state, x):
-        def loss(state):
-            return nnx.merge(definition, state)(x).mean()
+        return jax.value_and_grad(lambda state: nnx.merge(definition, state)(x).mean())(state)
 
-        value, grads = jax.value_and_grad(loss)(state)
-        return jax.tree.map(lambda a, b: a - 0.1 * b, state, grads), value
-
-    return step, state
-
-
-@pytest.mark.parametrize("way", ["plain", "jitted", "called"])
-def test_an_nnx_model_that_is_split_and_merged_has_its_layers(way):
-    step, state = split_net()
-    step = step if way == "plain" else jax.jit(step)
-    if way == "called":
-        step(state, jnp.ones((2, 4)))
-    event = failure(anynan.jax.track(step), state, jnp.ones((2, 4)))
-    assert (event.layer, event.phase, event.call) == ("second", "forward", 0)
-
-
-@pytest.mark.tier(2)
-def test_a_model_with_a_loop_in_it_is_called_once():
-    class Recurrent(eqx.Module):
-        cell: eqx.nn.GRUCell
-        out: eqx.nn.Linear
-
-        def __call__(self, xs):
-            def step(h, x):
-                return self.cell(x, h), None
-
-            h, _ = jax.lax.scan(step, jnp.zeros(4), xs)
-            return self.out(1 / (h - h))
-
-    keys = jax.random.split(jax.random.key(0))
-    model = Recurrent(eqx.nn.GRUCell(3, 4, key=keys[0]), eqx.nn.Linear(4, 2, key=keys[1]))
-
-    def loss(model, x):
-        return (jax.vmap(model)(x) ** 2).mean()
-
-    tracked = anynan.jax.track(eqx.filter_jit(eqx.filter_value_and_grad(loss)))
-    with pytest.raises(anynan.NonFiniteError) as caught:
-        tracked(model, jnp.ones((5, 7, 3)))
-    event = caught.value.event
-    assert (event.layer, event.call, event.operation.name) == ("", 0, "divide")
-    assert "(call" not in str(caught.value)
+    step(state, X)
+    event = failure(anynan.jax.track(step), state, X)
+    assert (event.layer, event.phase, event.call) == ("blocks.1", "forward", 0)
 
 
 @pytest.mark.parametrize("scaffolding", ["checkpointed-fwd", "inner-loop"])

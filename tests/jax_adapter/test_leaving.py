@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import anynan
-from tests.jax_adapter.test_versions import bound
 
 
 def raised(run):
@@ -124,13 +123,6 @@ def test_a_nan_that_a_solver_hides_before_it_gives_up_is_noted():
     assert event.notes[0].endswith("[may-have-raised]")
 
 
-def test_what_a_primitive_of_anothers_raises_over_is_told():
-    solve = bound("solve", lambda x: [result(x)])
-    tracker = anynan.jax.track(jax.jit(lambda x: solve(jnp.log(x))[0] * 2), action="record")
-    assert "not finite" in str(raised(lambda: tracker(jnp.array([1.0, -1.0]))))
-    assert [event.operation.name for event in tracker.events] == ["log"]
-
-
 def test_equinox_raises_its_own_exception_and_says_where():
     @eqx.filter_jit
     def step(x):
@@ -146,10 +138,9 @@ def test_equinox_raises_its_own_exception_and_says_where():
     assert tracker.events[0].operation.name == "log"
 
 
-@pytest.mark.parametrize("level", ["step", "layer"])
 @pytest.mark.parametrize("around", [jax.jit, lambda fn: lambda x: jax.jit(fn)(x) * 2])
-def test_what_jax_itself_raises_over_a_nan_takes_the_report_along(around, level):
-    tracker = anynan.jax.track(around(lambda x: jnp.log(x).sum()), level=level)
+def test_what_jax_itself_raises_over_a_nan_takes_the_report_along(around):
+    tracker = anynan.jax.track(around(lambda x: jnp.log(x).sum()))
     with jax.debug_nans(True):
         error = raised(lambda: tracker(jnp.array([1.0, -1.0])))
     assert type(error) is anynan.NonFiniteError
@@ -177,25 +168,12 @@ def test_what_is_donated_is_kept_until_the_fault_comes_back():
     assert x.is_deleted()
 
 
-def test_weights_that_an_update_made_infinite_are_told_once_where_they_are_donated():
-    @partial(jax.jit, donate_argnums=0)
-    def step(w, x):
-        return w + (x * w * 1e38) * 1e38
-
-    tracker, w = anynan.jax.track(step, action="record"), jnp.ones(2)
-    for _ in range(6):
-        w = tracker(w, jnp.ones(2))
-    (event,) = [event for event in tracker.events if event.severity == "bad"]
-    assert (event.step, event.times) == (0, 1)
-
-
-@pytest.mark.parametrize("action", ["raise", "record"])
-def test_what_ends_a_step_that_gave_its_state_away_says_what_is_known(action):
+def test_what_ends_a_step_that_gave_its_state_away_says_what_is_known():
     @partial(jax.jit, donate_argnums=0)
     def step(w, x):
         return w - result(jnp.log(w * x))
 
-    tracker = anynan.jax.track(step, action=action)
+    tracker = anynan.jax.track(step)
     error = raised(lambda: jax.block_until_ready(tracker(jnp.ones(2), jnp.array([1.0, jnp.nan]))))
     assert tracker.events == ()
     (note,) = [note for note in error.__notes__ if "anynan" in note]
@@ -209,38 +187,24 @@ def logarithm(x):
     return y.sum()
 
 
-@pytest.mark.parametrize("action", ["raise", "record"])
-def test_an_assert_of_eager_code_takes_the_report_along(action):
+def test_an_assert_of_eager_code_takes_the_report_along():
     before = jnp.log
-    tracker = anynan.track(logarithm, action=action)
+    tracker = anynan.track(logarithm)
     error = raised(lambda: tracker(jnp.array([1.0, -1.0])))
     (event,) = tracker.events
     assert (event.operation.name, event.cause.tag) == ("log", "log_of_negative")
     assert event.operation.source.text == "y = jnp.log(x) * 2"
-    assert isinstance(error.__cause__ if action == "raise" else error, AssertionError)
-    assert isinstance(error, anynan.NonFiniteError) == (action == "raise")
+    assert isinstance(error.__cause__, AssertionError)
+    assert isinstance(error, anynan.NonFiniteError)
     assert jnp.log is before
-
-
-def test_functions_of_all_public_modules_are_recorded_in_a_second_run():
-    @anynan.track(action="record")
-    def several(x):
-        return jax.nn.relu(jax.lax.rsqrt(jnp.stack([x, x])) * jnp.zeros(2)).sum()
-
-    several(jnp.array([1.0, 0.0]))
-    (event,) = several.events
-    assert (event.operation.name, event.kind) == ("rsqrt", "posinf")
 
 
 def test_what_waits_to_be_read_goes_along_with_an_exception_that_leaves_the_block():
     def block():
-        with anynan.jax.track(logs, advanced=anynan.Advanced(lag=1)) as tracker:
+        lag = anynan.Advanced(lag=1)
+        with anynan.jax.track(lambda x: jnp.log(x).sum(), advanced=lag) as tracker:
             assert jnp.isfinite(tracker(jnp.array([1.0, -1.0])))
 
     error = raised(block)
     assert type(error) is AssertionError
     assert any("log(-1.0)" in note for note in error.__notes__)
-
-
-def logs(x):
-    return jnp.log(x).sum()

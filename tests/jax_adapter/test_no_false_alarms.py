@@ -23,18 +23,6 @@ def masked_softmax(x):
     return jax.nn.softmax(scores, axis=-1)
 
 
-def least(x):
-    return lax.fori_loop(0, 3, lambda i, m: jnp.minimum(m, x[:, i]), jnp.full(2, jnp.inf)).sum()
-
-
-def guarded(x):
-    return jnp.where(x > 0, jnp.log(x), 0.0)
-
-
-def quantiles(x):
-    return jnp.nanquantile(jnp.where(x > 0, x, jnp.nan), 0.5)
-
-
 def beam(x):
     def step(state, logits):
         scores, done = state
@@ -57,24 +45,9 @@ def small_floats(x):
     return y, x.astype(jnp.float8_e5m2), x.astype(jnp.int4), y.astype(jnp.float32)
 
 
-def kept_running(x):
-    return lax.scan(lambda m, v: (jnp.maximum(m, v), m), -jnp.inf, x.ravel())[1]
-
-
 CASES = {
     "masked_softmax": (masked_softmax, X.at[1].set(1.0)),
-    "inf_seed_of_a_minimum": (least, X),
-    "guarded_logarithm": (guarded, X),
-    "nan_safe_quantile": (quantiles, X),
     "beam_search": (beam, X),
-    "choices_beside_masks": (
-        lambda x: (
-            jnp.argmin(jnp.where(x > 0, x, jnp.inf)),
-            jnp.argmax(jnp.where(x > 0, jnp.inf, -jnp.inf) + x),
-            jnp.nanargmax(jnp.where(x > 0, x, jnp.nan)),
-        ),
-        X,
-    ),
     "integers_and_booleans": (
         lambda x, y: (x // 2, y | True, x.sum()),
         jnp.arange(3),
@@ -85,20 +58,13 @@ CASES = {
         jnp.zeros((0, 4)),
     ),
     "small_floats": (small_floats, X),
-    "logsumexp_of_a_mask": (lambda x: jax.nn.logsumexp(x, where=x > 0, axis=-1), X),
-    "topk_padding": (
-        lambda x: lax.top_k(jnp.pad(x, ((0, 0), (0, 2)), constant_values=-jnp.inf), 2),
-        X,
-    ),
     "old_style_key": (lambda k, x: jax.random.normal(k) + x, jax.random.PRNGKey(0), X),
     "typed_key": (random_numbers, jax.random.key(0), X),
     "complex": (lambda x: jnp.abs(jnp.fft.fft(x)), X),
-    "empty_history": (lambda x: (x.sum(), jnp.copy(jnp.array([-jnp.inf]))), X),
-    "distances": (lambda x: jnp.where(x == 0, 0.0, 1 / jnp.where(x == 0, 1.0, x)), X),
 }
 
 
-def saved(x, rounds):
+def saved(x):
     """Fill rows of Inf one by one, as a solver does that saves what it is asked for."""
     with jax.named_scope("solver"):
         rows = jnp.copy(jnp.full((3, 2), jnp.inf))
@@ -109,22 +75,16 @@ def saved(x, rounds):
             return i + 1, 0.5 * y, rows.at[i].set(y), times.at[i].set(i)
 
         start = 0, x[0, :2], rows, times
-        _, _, rows, times = lax.while_loop(lambda state: state[0] < rounds, save, start)
+        _, _, rows, times = lax.while_loop(lambda state: state[0] < 3, save, start)
     return (rows**2).sum() + times.sum()
 
 
 @pytest.mark.parametrize("level", ["layer", "operation"])
 def test_rows_of_inf_that_a_layer_fills_are_no_failure(level):
     tracked = anynan.jax.track(saved, level=level)
-    assert jnp.isfinite(tracked(X, 3))
+    assert jnp.isfinite(tracked(X))
     assert {event.severity for event in tracked.events} <= {"suspect"}
     assert tracked.notes == ()
-
-
-def test_rows_of_inf_that_stay_empty_are_a_failure_of_what_is_made_of_them():
-    tracked = anynan.jax.track(saved)
-    event = failure(tracked, X, 2)
-    assert (event.kind, event.cause.tag) == ("posinf", "written_constant")
 
 
 @pytest.mark.parametrize("level", ["layer", "operation"])
@@ -160,27 +120,7 @@ def test_nothing_bad_is_said(name):
     assert same(jax.tree.map(raw, out), jax.tree.map(raw, expected))
 
 
-def test_a_mask_that_leaves_a_layer_is_noted_once():
-    tracked = anynan.jax.track(masked_softmax)
-    for _ in range(3):
-        tracked(X)
-    (event,) = tracked.events
-    assert (event.layer, event.kind, event.severity) == ("attention", "neginf", "suspect")
-
-
-def test_a_running_maximum_that_is_returned_is_a_mask():
-    tracked = anynan.jax.track(kept_running)
-    tracked(X)
-    assert {event.severity for event in tracked.events} <= {"suspect"}
-
-
 # Trouble.
-
-
-def test_no_arrays_at_all():
-    tracked = anynan.jax.track(lambda: jnp.log(jnp.zeros(2)).sum())
-    event = failure(tracked)
-    assert event.operation.name == "log"
 
 
 def test_a_function_that_cannot_be_traced():
@@ -190,14 +130,6 @@ def test_a_function_that_cannot_be_traced():
     with pytest.raises(TypeError, match="cannot be traced, so it cannot be tracked") as caught:
         anynan.jax.track(fn)(jnp.ones(2))
     assert isinstance(caught.value.__cause__, jax.errors.TracerBoolConversionError)
-
-
-def test_a_users_own_error_comes_through():
-    def fn(x):
-        raise KeyError("mine")
-
-    with pytest.raises(KeyError, match="mine"):
-        anynan.jax.track(fn)(jnp.ones(2))
 
 
 def test_prints_run_once_and_other_callbacks_are_said(capsys):
@@ -218,25 +150,6 @@ def test_prints_run_once_and_other_callbacks_are_said(capsys):
     assert capsys.readouterr().out.count("seen") == 1
     assert calls[0] is False
     assert tracked.events[0].operation.name == "log"
-
-
-def test_a_step_that_does_not_reproduce_says_so():
-    state = {"bad": True}
-
-    def host(x):
-        bad, state["bad"] = state["bad"], False
-        return np.where(bad, np.nan, np.asarray(x))
-
-    def fn(x):
-        return jax.pure_callback(host, jax.ShapeDtypeStruct(x.shape, x.dtype), x).sum()
-
-    tracked = anynan.jax.track(fn, action="record")
-    tracked(jnp.ones(2))
-    (event,) = tracked.events
-    assert event.operation is None
-    notes = " ".join(event.notes)
-    assert "the second run called a pure_callback of the step again" in notes
-    assert "saw other values than the first" in notes
 
 
 @pytest.mark.tier(2)

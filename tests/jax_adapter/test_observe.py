@@ -12,7 +12,7 @@ from jax import lax
 
 import anynan
 from anynan._trace.op import Op, RerunError
-from anynan.jax.observe import observe, takes
+from anynan.jax.observe import observe
 from tests.jax_adapter.models import made
 
 
@@ -82,12 +82,6 @@ def test_an_operation_runs_once_more_with_other_operands_and_in_another_dtype() 
     assert held[1].dtype == jnp.bfloat16
 
 
-def test_a_call_is_taken_by_its_arrays_or_its_module() -> None:
-    assert takes(jnp.sin, (jnp.ones(1),), {})
-    assert takes(jax.jit(jnp.sin), (), {})
-    assert not takes(np.sin, (np.ones(1),), {})
-
-
 class Gated(nn.Module):
     @nn.compact
     def __call__(self, x: Any) -> Any:
@@ -118,22 +112,3 @@ def test_a_product_between_two_modules_breaks_and_the_plan_keeps_their_parent() 
     exec(report.code, names)
     with nn.intercept_methods(names["keep"]):
         assert np.isfinite(net.apply(*halves)).all()
-
-
-@pytest.mark.tier(2)
-def test_an_update_whose_epsilon_becomes_0_is_told() -> None:
-    step, *given = made()
-    report = anynan.precision(step, *given)
-    found = report.first()
-    assert (found.phase, found.name) == ("optimizer", "divide")
-    assert anynan.precision(jax.jit(step), *given, dtype=jnp.bfloat16).fits
-
-
-def test_jax_has_no_autocast() -> None:
-    with pytest.raises(ValueError, match="JAX has no autocast"):
-        anynan.precision(jnp.sin, jnp.ones(2), how="autocast")
-
-
-def test_what_cannot_be_called_is_refused_by_name() -> None:
-    with pytest.raises(TypeError, match="str cannot be called"):
-        observe("model", (), {}, lambda op: None)

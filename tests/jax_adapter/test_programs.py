@@ -43,23 +43,12 @@ def branches(x):
     return lax.cond(x.sum() > 0, lambda x: jnp.log(x), lambda x: x, x).sum()
 
 
-def switch(x):
-    return lax.switch(1, [jnp.sin, jnp.log, jnp.cos], x).sum()
-
-
 def scan(x):
     def step(carry, item):
         root = jnp.sqrt(item)
         return carry + root, root
 
     return lax.scan(step, 0.0, x)[0]
-
-
-def reverse(x):
-    def step(carry, item):
-        return carry + jnp.sqrt(item), None
-
-    return lax.scan(step, 0.0, x, reverse=True)[0]
 
 
 def carried(x):
@@ -91,36 +80,6 @@ def until(x):
     return lax.while_loop(lambda state: state[0] < 4, body, (0, 0.0))[1]
 
 
-def batched_while(x):
-    def one(v):
-        def body(state):
-            i, value = state
-            return i + 1, jnp.log(value)
-
-        return lax.while_loop(lambda state: state[0] < 1, body, (0, v))[1]
-
-    return jax.vmap(one)(x).sum()
-
-
-@jax.custom_jvp
-def own_jvp(x):
-    return jnp.log(x)
-
-
-@own_jvp.defjvp
-def _own_jvp(primals, tangents):
-    (x,), (dx,) = primals, tangents
-    return own_jvp(x), dx / x
-
-
-@jax.custom_vjp
-def own_vjp(x):
-    return jnp.log(x)
-
-
-own_vjp.defvjp(lambda x: (jnp.log(x), x), lambda x, g: (g / x,))
-
-
 @jax.custom_vjp
 def bad_backward(x):
     return x * 2
@@ -132,22 +91,12 @@ bad_backward.defvjp(lambda x: (x * 2, x), lambda x, g: (jnp.log(x) * g,))
 CASES = {
     "jit_in_jit": Case(outer, "log"),
     "cond": Case(branches, "log", bad=(5.0, -1.0, 1.0, 1.0)),
-    "switch": Case(switch, "log"),
     "scan": Case(scan, "sqrt", iteration=3),
-    "scan_reverse": Case(reverse, "sqrt", iteration=3),
     "scan_carry": Case(carried, "log", iteration=0, good=(2e6,) * 4),
     "scan_in_scan": Case(nested, "sqrt", iteration=1),
     "fori_loop": Case(counted, "log", iteration=3),
     "while": Case(until, "log", iteration=3),
-    "while_under_vmap": Case(batched_while, "log", iteration=0),
-    "checkpoint": Case(lambda x: jax.checkpoint(lambda x: jnp.log(x).sum())(x), "log"),
-    "custom_jvp": Case(lambda x: own_jvp(x).sum(), "log"),
-    "custom_vjp": Case(lambda x: own_vjp(x).sum(), "log"),
-    "vmap": Case(lambda x: jax.vmap(jnp.log)(x).sum(), "log"),
     "grad_of_scan": Case(jax.grad(scan), "sqrt", "backward", 2, bad=(1.0, 1.0, 0.0, 1.0)),
-    "grad_of_jit": Case(
-        jax.grad(lambda x: jax.jit(jnp.sqrt)(x).sum()), "sqrt", "backward", bad=(0.0,) * 4
-    ),
     "grad_of_checkpoint": Case(
         jax.grad(lambda x: jax.checkpoint(lambda x: jnp.sqrt(x).sum())(x)),
         "sqrt",
@@ -155,22 +104,14 @@ CASES = {
         bad=(0.0,) * 4,
     ),
     "grad_of_custom_vjp": Case(jax.grad(lambda x: bad_backward(x).sum()), "log", "backward"),
-    "grad_of_while": Case(
-        jax.grad(lambda x: jnp.sqrt(counted_roots(x))), "sqrt", "backward", bad=(0.0,) * 4
-    ),
     "cholesky": Case(
         lambda x: jnp.linalg.cholesky(jnp.diag(x)).sum(), "cholesky", bad=(1.0, 1.0, 1.0, -1.0)
     ),
-    "linear_solve": Case(lambda x: jnp.linalg.solve(jnp.diag(x), x).sum(), "solve", bad=(0.0,) * 4),
     "pure_callback": Case(
         lambda x: jax.pure_callback(host_log, jax.ShapeDtypeStruct((4,), jnp.float32), x).sum(),
         "pure_callback",
     ),
 }
-
-
-def counted_roots(x):
-    return lax.fori_loop(0, 4, lambda i, total: total + x[i] * x[i], 0.0)
 
 
 def host_log(x):

@@ -2,9 +2,6 @@
 
 import functools
 import gc
-import subprocess
-import sys
-import textwrap
 
 import jax
 import jax.numpy as jnp
@@ -45,9 +42,7 @@ def test_a_total_tells_what_is_bad_and_never_overflows(dtype, size, sign):
 
 CHOICES = {
     "argmax": lambda x: jnp.argmax(jnp.log(x), -1),
-    "draw": lambda x: jax.random.categorical(jax.random.key(0), jnp.log(x)),
     "loop": lambda x: jax.lax.scan(lambda i, row: (i + jnp.argmin(jnp.log(row)), i), 0, x),
-    "loss": jax.grad(lambda x: jnp.log(x + 1).sum()),
     "mask": lambda x: jnp.argmax(jnp.where(jnp.arange(3) == 0, -jnp.inf, jnp.log(x))),
 }
 
@@ -62,12 +57,9 @@ def test_a_nan_that_only_a_choice_takes_or_nobody_is_told(name):
 
 # What the compiler could join with a factor of the reading's own.
 FACTORS = {
-    "times": lambda x: x * 1e38,
     "power_of_two": lambda x: x * 2.0**127,
-    "over": lambda x: x / 1e-38,
     "twice": lambda x: (x * 1e20) * 1e20,
     "matmul": lambda x: x @ (x.T * 1e37),
-    "sum": lambda x: jnp.sum(x * 1e38, -1),
     "loop": lambda x: jax.lax.scan(lambda c, row: (c, row * 1e38), 0.0, x)[1],
 }
 
@@ -83,33 +75,6 @@ def test_an_overflow_through_a_constant_is_not_lost(name, shape):
     event = failure(anynan.jax.track(fn), jnp.full(shape, 10.0))
     assert (event.layer, event.kind) == ("layer", "posinf")
     assert event.operation is not None
-
-
-def test_infs_of_both_signs_are_no_nan():
-    def fn(x):
-        with jax.named_scope("layer"):
-            return 1 / x
-
-    tracked = anynan.jax.track(fn, action="record")
-    for last in (1.0, NAN, 2.0):
-        tracked(jnp.array([0.0, -0.0, last]))
-    kinds = [r.kind for r in tracked.history if r.layer == "layer"]
-    assert kinds == ["posinf", "nan", "posinf"]
-
-
-def test_limits_of_both_signs_that_are_only_placed_are_no_failure():
-    def fn(x):
-        with jax.named_scope("bounds"):
-            bounds = jnp.where(x > 2, INF, -INF)
-        with jax.named_scope("clip"):
-            return jnp.clip(x, jnp.min(bounds), jnp.max(bounds)).sum()
-
-    tracked = anynan.jax.track(fn)
-    for _ in range(3):
-        tracked(jnp.arange(5.0))
-    assert [event.severity for event in tracked.events] == ["suspect"]
-    with pytest.raises(anynan.NonFiniteError):
-        tracked(jnp.array([1.0, NAN, 3.0, 4.0, 5.0]))
 
 
 # What it costs, counted.
@@ -149,16 +114,6 @@ def test_no_array_is_made_for_the_readings():
     assert mine.temp_size_in_bytes - plain.temp_size_in_bytes < x.nbytes / 4
 
 
-def test_an_argument_more_costs_few_calls_of_python():
-    def calls(count):
-        xs = {f"x{i}": jnp.ones(2) for i in range(count)}
-        tracked = anynan.jax.track(lambda xs: sum(x.sum() for x in xs.values()))
-        tracked(xs)
-        return python_calls(tracked, xs)
-
-    assert (calls(120) - calls(20)) / 100 < 8
-
-
 def test_a_clean_step_takes_few_calls_of_python():
     tracked = anynan.jax.track(lambda w, x: (w - 0.1 * x, (w * x).sum()))
     x = jnp.ones(4)
@@ -178,7 +133,7 @@ def reads(monkeypatch):
     return seen
 
 
-@pytest.mark.parametrize("options", [{}, {"action": "warn"}, {"replay": False, "read": "end"}])
+@pytest.mark.parametrize("options", [{}, {"replay": False, "read": "end"}])
 def test_a_step_is_read_once_before_it_returns(options, reads):
     step, *state = made()
     tracked = anynan.jax.track(step, **split(options))
@@ -196,13 +151,6 @@ def test_a_step_is_read_after_the_next_where_nobody_has_to_wait(options, reads):
         assert (len(reads), len(tracked.history)) == (i, i)
     tracked.flush()
     assert tracked.history.steps() == [0, 1, 2]
-
-
-def test_a_late_step_is_the_one_that_is_reported():
-    tracked = anynan.jax.track(lambda x: jnp.log(x).sum(), advanced=anynan.Advanced(lag=1))
-    tracked(jnp.array([-1.0]))
-    event = failure(tracked, jnp.array([1.0]))
-    assert (event.step, event.operation.name) == (0, "log")
 
 
 def test_what_is_unread_at_the_end_is_warned_about():
@@ -243,56 +191,7 @@ def test_a_donated_late_step_says_that_it_cannot_be_run_again():
         tracked.flush()
 
 
-@pytest.mark.tier(2)
-def test_interpreter_exit_reads_what_is_left():
-    code = """
-        import anynan, jax.numpy as jnp
-        step = anynan.jax.track(lambda x: jnp.log(x).sum(), action="warn", replay=False)
-        step(jnp.array([-1.0]))
-        del step
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True
-    )
-    assert "NaN first appeared in the loss of step 0" in done.stderr
-
-
-@pytest.mark.parametrize("lag", [2, True, "1"])
-def test_unfit_lags(lag):
-    with pytest.raises(ValueError, match="lag= takes 0"):
-        anynan.jax.track(lambda x: x, advanced=anynan.Advanced(lag=lag))
-
-
 # What the history says.
-
-
-def test_magnitudes_that_were_not_read_are_not_made_up():
-    step, *state = made()
-    tracked = anynan.jax.track(step)
-    tracked(*state)
-    readings = {r.phase: r for r in tracked.history}
-    assert readings["loss"].absmax > 0
-    assert readings["forward"].absmax is readings["forward"].headroom is None
-    assert readings["forward"].kind is None
-    assert not any("absmax/forward" in name for name in tracked.metrics(layers=True))
-
-
-def test_a_branch_that_is_not_taken_has_no_magnitude():
-    def fn(x):
-        def taken(x):
-            with jax.named_scope("taken"):
-                return x * 2
-
-        def left(x):
-            with jax.named_scope("left"):
-                return x * 3
-
-        return jax.lax.cond(x[0] > 0, taken, left, x).sum()
-
-    tracked = anynan.jax.track(fn, advanced=anynan.Advanced(stats="absmax"))
-    tracked(jnp.array([1.0, 2.0]))
-    found = {r.layer: (r.lo, r.hi) for r in tracked.history if r.phase == "forward"}
-    assert found == {"taken": (2, 4), "left": (None, None)}
 
 
 def test_a_loop_gives_the_smallest_and_largest_of_all_rounds():
@@ -308,11 +207,3 @@ def test_a_loop_gives_the_smallest_and_largest_of_all_rounds():
     tracked(jnp.array([1.0, 5.0, 3.0]))
     found = {r.layer: (r.lo, r.hi) for r in tracked.history if r.phase == "forward"}
     assert found == {"cell": (2, 6)}
-
-
-def test_infs_of_both_signs_make_no_warning_of_numpys(recwarn):
-    tracker = anynan.jax.track(jax.jit(lambda x: (x / 0, -x / 0)), action="record")
-    for _ in range(3):
-        tracker(jnp.ones(2))
-    assert tracker.events
-    assert not [w for w in recwarn if w.category is RuntimeWarning]

@@ -31,34 +31,10 @@ def test_a_large_step_is_narrowed_to_the_layers_that_went_bad(bad, zero, found, 
     assert max(asked) < program_size
 
 
-@pytest.mark.parametrize("reverse", [False, True])
-def test_the_first_of_several_bad_rounds_of_a_loop_is_named(reverse):
-    def step(xs):
-        total, ys = jax.lax.scan(lambda c, x: (c + x, jnp.log(x)), 0.0, xs, reverse=reverse)
-        return total + ys.sum()
-
-    event = failure(anynan.jax.track(step), jnp.array([1.0, -2.0, -3.0, 4.0]))
-    assert (event.operation.name, event.iteration) == ("log", 2 if reverse else 1)
-    assert event.cause.evidence.startswith("log(-3.0)" if reverse else "log(-2.0)")
-
-
 def test_a_replay_can_be_left_out():
     tracked = anynan.jax.track(lambda x: jnp.log(x).sum(), advanced=anynan.Advanced(replay=False))
     event = failure(tracked, -jnp.ones(2))
     assert (event.phase, event.operation) == ("loss", None)
-
-
-def test_the_same_function_on_several_lines_and_in_a_loop():
-    def fn(x):
-        a = jnp.sqrt(x)
-        b = jnp.sqrt(x - 1)
-        for _ in range(2):
-            b = jnp.sqrt(b) + 1
-        return (a + b).sum()
-
-    event = failure(anynan.jax.track(jax.grad(fn)), jnp.array([2.0, 1.0]))
-    assert (event.phase, event.operation.name) == ("backward", "sqrt")
-    assert event.operation.source.text in ("b = jnp.sqrt(b) + 1", "b = jnp.sqrt(x - 1)")
 
 
 def test_what_a_loop_inside_a_loop_left_is_followed_into_it():
@@ -80,12 +56,11 @@ def test_what_a_loop_inside_a_loop_left_is_followed_into_it():
     assert "-y / (y - y)" in event.operation.source.text
 
 
-@pytest.mark.parametrize("squash", [jax.nn.relu, lambda x: 2 * jnp.minimum(x, 0.1) + 1])
 @pytest.mark.parametrize("stats", [(), ("norm",)])
-def test_a_nan_is_seen_before_max_and_min_which_lose_it_in_a_sum_on_a_cpu(squash, stats):
+def test_a_nan_is_seen_before_max_and_min_which_lose_it_in_a_sum_on_a_cpu(stats):
     def step(w, x):
         with jax.named_scope("squash"):
-            y = squash(jnp.sqrt(x))
+            y = 2 * jnp.minimum(jnp.sqrt(x), 0.1) + 1
         return w - jnp.clip(x + y, 0, 1).sum()
 
     given = {"advanced": anynan.Advanced(stats=stats)} if stats else {}

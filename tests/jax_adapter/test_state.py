@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import optax
 import pytest
 from flax import nnx
-from flax.training import train_state
 from jax.example_libraries import optimizers
 
 import anynan
@@ -18,7 +17,6 @@ WAYS = {
     "plain": ({}, {}),
     "donated": ({"donate_argnums": (0, 1)}, {}),
     "skip": ({}, {"action": "skip"}),
-    "warn": ({}, {"action": "warn"}),
 }
 
 
@@ -50,53 +48,19 @@ def test_a_second_moment_that_overflows_is_noted_by_its_own_name(way):
     assert "weight" not in text.partition("events")[2]
 
 
-def test_the_moments_of_a_train_state_are_no_weights():
-    def apply(variables, x):
-        return (x * variables["params"]["w"]).sum()
-
-    state = train_state.TrainState.create(
-        apply_fn=apply, params={"w": jnp.ones(2)}, tx=optax.adam(1e-2)
-    )
-
-    def step(ts, x):
-        grads = jax.grad(lambda params: ts.apply_fn({"params": params}, x))(ts.params)
-        return ts.apply_gradients(grads=grads)
-
-    tracked = anynan.jax.track(step)
-    assert bool(jnp.isfinite(tracked(state, BIG).params["w"]).all())
-    (event,) = tracked.events
-    assert (event.tensor, event.parameter.endswith("nu.w")) == ("optimizer state", True)
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_a_best_loss_that_is_inf_so_far_passes(way):
-    jitted, options = WAYS[way]
-
+@pytest.mark.parametrize("jitted", [{}, {"donate_argnums": 0}])
+def test_a_best_loss_that_is_inf_so_far_passes(jitted):
     def step(state, x):
         loss = (x * state["w"]).sum()
         best = jnp.where(state["n"] > 1, jnp.minimum(state["best"], loss), state["best"])
         return {"w": state["w"] - 0.1, "best": best, "n": state["n"] + 1}, loss
 
-    if jitted:
-        jitted = {"donate_argnums": (0,)}
-    tracked = anynan.jax.track(jax.jit(step, **jitted), **split(options))
+    tracked = anynan.jax.track(jax.jit(step, **jitted))
     state = {"w": jnp.ones(2), "best": jnp.float32(jnp.inf), "n": jnp.int32(0)}
     for _ in range(3):
         state, loss = tracked(state, jnp.ones(2))
     assert (int(state["n"]), float(state["best"])) == (3, float(loss))
     assert [event.severity for event in tracked.events] in (["suspect"], [])
-
-
-def test_what_a_solver_begins_with_and_nothing_uses_is_no_cause():
-    def update(w, state, x):
-        value, slope = jax.value_and_grad(lambda w: jnp.log((x * w).sum()))(w)
-        return w - slope, {"value": value, "error": jnp.linalg.norm(slope)}
-
-    tracked = anynan.jax.track(jax.jit(update), action="record")
-    infinite = jnp.float32(jnp.inf)
-    tracked(jnp.ones(2), {"value": infinite, "error": infinite}, -jnp.ones(2))
-    (event,) = tracked.events
-    assert (event.operation.name, event.cause.tag) == ("log", "log_of_negative")
 
 
 def test_a_bound_that_is_inf_passes_and_is_named_where_it_does_harm():
@@ -109,7 +73,7 @@ def test_a_bound_that_is_inf_passes_and_is_named_where_it_does_harm():
     assert (caught.value.event.phase, caught.value.event.tensor) == ("input", "s")
 
 
-@pytest.mark.parametrize("way", ["plain", "donated", "skip"])
+@pytest.mark.parametrize("way", WAYS)
 def test_a_weight_that_goes_bad_still_does(way):
     jitted, options = WAYS[way]
 
@@ -137,9 +101,6 @@ def test_a_nan_in_optimizer_state_alone_is_named_there():
     assert (event.parameter, event.tensor) == ("opt_state.nu.w", "optimizer state")
     assert event.summary.nan == 2
     assert "written into the optimizer state" in str(caught.value)
-    with pytest.raises(anynan.NonFiniteError) as caught:
-        anynan.jax.track(step)({"w": jnp.ones(2)}, {"nu": {"w": -jnp.ones(2)}})
-    assert caught.value.event.operation.name == "log"
 
 
 def test_an_nnx_model_is_changed_in_place_by_a_tracked_step():

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
 
 import anynan
 import anynan.jax.stress
@@ -51,23 +50,6 @@ def test_the_slopes_of_all_edges_are_one_program(monkeypatch: pytest.MonkeyPatch
     assert len(made) == 2  # and one with the gradient
 
 
-@pytest.mark.tier(2)
-def test_a_loop_is_sought_by_its_smallest_margin() -> None:
-    def lengths(x: Any) -> Any:
-        def body(total: Any, row: Any) -> Any:
-            return total + jnp.sum(row / jnp.sqrt(jnp.sum(row * row))), None
-
-        return lax.scan(body, 0.0, x)[0]
-
-    report = anynan.stress(lengths, X)
-    (finding,) = report.findings
-    assert (finding.words, finding.group) == ("x: a row of zeros", "inside")
-    assert _place(finding)[0] == "divide"
-    assert finding.event.tried.outcome == "finite"
-    root = next(margin for margin in report.margins if margin.site.operation == "sqrt")
-    assert root.distance == jnp.sum(X * X, axis=1).min()
-
-
 def test_the_slope_leads_to_the_logarithm_of_zero_and_weights_stay() -> None:
     def loss(params: Any, x: Any) -> Any:
         return -jnp.log(jax.nn.sigmoid(x @ params["w"])).mean()
@@ -77,14 +59,6 @@ def test_the_slope_leads_to_the_logarithm_of_zero_and_weights_stay() -> None:
     first = report.findings[0]
     assert set(first.inputs) == {"x"}
     assert _place(first) == ("log", 'return -jnp.log(jax.nn.sigmoid(x @ params["w"])).mean()')
-
-
-def test_the_fix_in_place_gives_no_finding() -> None:
-    def shares(x: Any) -> Any:
-        total = x.sum(axis=1, keepdims=True)
-        return jnp.where(total == 0, 0.0, x / jnp.where(total == 0, 1.0, total))
-
-    assert [x for x in anynan.stress(shares, abs(X)).findings if x.group == "inside"] == []
 
 
 def test_a_module_that_changes_in_each_call_is_run_as_a_copy() -> None:
@@ -108,4 +82,3 @@ def test_a_function_that_takes_arrays_of_numpy_to_jax_is_jax_s() -> None:
     x = np.linspace(0.1, 1, 8, dtype="float32")
     report = anynan.stress(lambda x: jnp.log(x).sum(), x)
     assert _place(report.findings[0])[0] == "log"
-    assert anynan.precision(lambda x: jnp.exp(x * 30), x).rows

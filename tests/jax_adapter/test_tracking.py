@@ -1,16 +1,12 @@
 """``track``: the same results, compiled once, with whatever arguments a function takes."""
 
 import functools
-import inspect
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import anynan
-from anynan._steps.tracked import inside
-from tests.flat import split
 from tests.jax_adapter.models import made, same
 
 
@@ -56,19 +52,9 @@ def test_the_layer_the_operation_and_the_line_are_named():
     assert (event.layer, event.phase, event.kind) == ("head", "forward", "nan")
     assert event.operation.name == "log"
     assert event.operation.source.text == "return jnp.log(x)"
-    assert event.operation.source.function == "__call__"
     assert event.cause.tag == "log_of_negative"
     assert [name for name, _ in event.trail] == ["block_0", "block_1", "head"]
     assert all(value > 0 for _, value in event.trail[:2])
-
-
-def test_of_several_plain_numbers_the_static_one_is_known():
-    fill = jax.jit(lambda of, x, size: of(x * jnp.ones(size)), static_argnums=(0, 2))
-    tracked = anynan.jax.track(fill, action="record")
-    assert tracked(abs, -1.0, 3).tolist() == [1, 1, 1]
-    assert tracked(abs, 2.0, 2).tolist() == [2, 2]
-    assert tracked(abs, 2.0, size=1).tolist() == [2]
-    assert not tracked.notes
 
 
 def test_static_donated_and_keyword_arguments_of_a_jitted_function():
@@ -82,15 +68,6 @@ def test_static_donated_and_keyword_arguments_of_a_jitted_function():
     assert x.is_deleted()
     assert tracked(jnp.ones(3), 4, word="many").tolist() == [4, 4, 4]
     assert tracked(jnp.ones(3), 4, word="one").tolist() == [1, 1, 1]
-
-
-def test_leaves_that_are_no_arrays():
-    def step(state, x):
-        return {"x": state["fn"](x) * state["n"], "kind": state["kind"], "none": state["none"]}
-
-    out = anynan.jax.track(step)({"fn": jnp.sin, "n": 2, "kind": "word", "none": None}, np.zeros(2))
-    assert (out["kind"], out["none"]) == ("word", None)
-    assert out["x"].tolist() == [0, 0]
 
 
 def test_an_array_in_the_closure_and_a_decorator():
@@ -108,50 +85,11 @@ def test_an_array_in_the_closure_and_a_decorator():
     assert event.cause.tag == "divide_by_zero"
 
 
-def test_untrack_gives_the_function_back():
-    def step(x):
-        return jnp.log(x)
-
-    tracked = anynan.jax.track(step)
-    assert inside(tracked).fn is step
-    assert anynan.untrack(tracked) is step
-    assert tracked(jnp.zeros(1)).tolist() == [-np.inf]
-    with pytest.raises(ValueError, match="step is not tracked"):
-        anynan.untrack(step)
-    anynan.jax.track(step)
-    assert anynan.untrack(inside(anynan.jax.track(step)).fn) is step
-
-
 def test_a_tracked_function_inside_another_is_watched_by_the_outer_one():
     inner = anynan.jax.track(lambda x: jnp.log(x))
     outer = anynan.jax.track(lambda x: inner(x).sum(), action="record")
     outer(jnp.array([-1.0]))
     assert (len(outer.events), len(inner.events)) == (1, 0)
-
-
-def test_a_paused_tracker_calls_the_function_itself():
-    step = counted(lambda x: jnp.log(x))
-    tracked = anynan.jax.track(step)
-    tracked.pause()
-    tracked(jnp.array([-1.0]))
-    tracked.resume()
-    with pytest.raises(anynan.NonFiniteError):
-        tracked(jnp.array([-1.0]))
-    tried = hasattr(jax, "make_user_context")  # in one more trace
-    assert step.traces == 2 + tried
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "words"),
-    [
-        ({"layer": "x"}, TypeError, "no option 'layer'"),
-        ({"keep_inputs": 1}, TypeError, "takes True or False"),
-        ({"action": "stop"}, ValueError, "is unknown"),
-    ],
-)
-def test_unfit_options(options, error, words):
-    with pytest.raises(error, match=words):
-        anynan.jax.track(lambda x: x, **split(options))
 
 
 def test_unfit_targets():
@@ -172,39 +110,6 @@ def test_layers_are_chosen_by_patterns():
     assert layers == {"block_0", "block_0.up", "block_1", "block_1.up"}
     with pytest.raises(ValueError, match="layers='haed' matches no layer; did you mean 'head'"):
         anynan.jax.track(step, layers="haed")(*state)
-
-
-def test_statistics_and_headroom():
-    step, *state = made()
-    tracked = anynan.jax.track(step, advanced=anynan.Advanced(stats=("absmax", "rms")))
-    tracked(*state)
-    readings = {reading.layer: reading for reading in tracked.history if reading.phase == "forward"}
-    reading = readings["block_0"]
-    assert 0 < reading.stats[0] <= reading.absmax
-    assert reading.headroom > 100
-    assert {r.phase for r in tracked.history} >= {
-        "input",
-        "forward",
-        "backward",
-        "loss",
-        "optimizer",
-    }
-
-
-def test_readings_are_read_every_n_steps():
-    tracked = anynan.jax.track(lambda x: jnp.log(x), advanced=anynan.Advanced(read=3, replay=False))
-    tracked(jnp.array([-1.0]))
-    tracked(jnp.array([1.0]))
-    with pytest.raises(anynan.NonFiniteError) as caught:
-        tracked(jnp.array([1.0]))
-    assert caught.value.event.step == 0
-
-
-def test_the_signature_is_kept():
-    def step(x, y=1):
-        return x
-
-    assert inspect.signature(anynan.jax.track(step)) == inspect.signature(step)
 
 
 def test_a_class_that_checks_the_shapes_of_its_arrays_is_an_argument_and_a_result():

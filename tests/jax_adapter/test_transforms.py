@@ -35,14 +35,10 @@ def shard(f):
 TRANSFORMS = {
     "jit": jax.jit,
     "grad": jax.grad,
-    "value_and_grad_jit": lambda f: jax.jit(jax.value_and_grad(f)),
     "vmap": lambda f: lambda x: jax.vmap(f)(x[:, None]),
-    "vmap_vmap": lambda f: lambda x: jax.vmap(jax.vmap(f))(x[:, None, None]),
     "vmap_grad": lambda f: lambda x: jax.vmap(jax.grad(f))(x[:, None]),
-    "checkpoint": lambda f: jax.grad(jax.checkpoint(f)),
     "scan": scanned,
     "grad_of_scan": lambda f: jax.grad(scanned(f)),
-    "shard_map": shard,
     "grad_of_shard_map": lambda f: jax.grad(shard(f)),
 }
 
@@ -79,19 +75,12 @@ def test_a_bad_gradient_is_reported_at_its_layer(name):
     assert (event.phase, event.kind) == ("backward", "posinf")
 
 
-def test_it_raises_out_of_the_callers_program():
-    tracked = anynan.jax.track(root)
-    with pytest.raises(Exception, match="NaN first appeared in the forward pass"):
-        jax.block_until_ready(jax.jit(tracked)(BAD))
-
-
 def test_forward_mode_needs_backward_false():
     with pytest.raises(TypeError, match="backward=False"):
         jax.jvp(anynan.jax.track(root), (GOOD,), (GOOD,))
     tracked = anynan.jax.track(root, advanced=anynan.Advanced(backward=False), action="record")
     _, tangent = jax.jvp(tracked, (GOOD,), (GOOD,))
     np.testing.assert_allclose(tangent, jax.jvp(root, (GOOD,), (GOOD,))[1], rtol=1e-6)
-    np.testing.assert_allclose(jax.hessian(tracked)(GOOD), jax.hessian(root)(GOOD), rtol=1e-6)
     jax.jit(tracked)(BAD)
     jax.effects_barrier()
     assert len(tracked.events) == 1

@@ -29,11 +29,6 @@ class Root(nn.Module):
         return jnp.sqrt(x)
 
 
-class Log(nn.Module):
-    def __call__(self, x):
-        return jnp.log(x - 0.5)
-
-
 def root(x):
     return Root().apply({}, x)
 
@@ -69,7 +64,6 @@ WHILE = {
     "body_jaxpr": code(lambda i, x: (i + 1, root(x)), 0, ROW), "body_nconsts": 0,
 }  # fmt: skip
 MESH = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("a",))
-COND = {"branches": (code(lambda x: (x,), ROW), code(lambda x: (root(x),), ROW))}
 
 
 def rooted(x):
@@ -80,42 +74,17 @@ def counted(i, x):
     return [i + 2, root(root(x))]
 
 
-def chosen(i, x):
-    return [jnp.where(i > 0, root(x), x)]
-
-
 # What JAX would call it, what it computes, its operands, its parameters.
 PLANTED: dict[str, tuple[str, Any, Callable[[Any], tuple[Any, ...]], dict[str, Any]]] = {
     "an unknown primitive": ("roll", rooted, lambda x: (x,), {"jaxpr": code(rooted, ROW)}),
-    "scan without its counts": ("scan", turns, lambda x: (x,), SCAN),
     "scan with a new parameter": (
         "scan", turns, lambda x: (x,), {**SCAN, "num_consts": 0, "num_carry": 0, "stop": 2},
-    ),
-    "scan with other counts": (
-        "scan", turns, lambda x: (x,), {**SCAN, "num_consts": 0, "num_carry": 1},
-    ),
-    "while under another name": (
-        "while", counted, lambda x: (0, x), {"test": WHILE["cond_jaxpr"], "body": HALF},
     ),
     "while with a new parameter": (
         "while", counted, lambda x: (0, x), {**WHILE, "at_most": 2},
     ),
-    "cond as a list by names": (
-        "cond", chosen, lambda x: (1, x), {"chosen": COND["branches"]},
-    ),
-    "jit of something else": ("jit", rooted, lambda x: (x,), {"jaxpr": HALF, "name": "f"}),
-    "pjit without code": ("pjit", rooted, lambda x: (x,), {"program": code(rooted, ROW)}),
-    "custom_jvp without code": ("custom_jvp_call", rooted, lambda x: (x,), {"rule": root}),
     "custom_jvp that takes more": (
         "custom_jvp_call", rooted, lambda x: (x,), {"call_jaxpr": HALF},
-    ),
-    "shard_map over nothing": (
-        "shard_map", rooted, lambda x: (x,),
-        {"jaxpr": code(rooted, ROW), "mesh": None, "in_specs": (), "out_specs": ()},
-    ),
-    # These are known as far as one can see, and fail as they are built again.
-    "cond with a choice of each": (
-        "cond", chosen, lambda x: (jnp.ones(3, int), x), COND,
     ),
     "while that goes on elsewhere": (
         "while", counted, lambda x: (0, x),
@@ -137,14 +106,6 @@ def planted(request):
     name, run, operands, params = PLANTED[request.param]
     bind = bound(name, run)
     return name, lambda x: bind(*operands(x), **params)[-1]
-
-
-# That these cannot be built again shows only where something inside of them is read.
-@pytest.fixture(params=list(PLANTED)[-4:])
-def late(request):
-    name, run, operands, params = PLANTED[request.param]
-    bind = bound(name, run)
-    return lambda x: bind(*operands(x), **params)[-1]
 
 
 def test_it_costs_what_is_inside_and_is_noted(planted):
@@ -182,39 +143,3 @@ def test_what_is_around_it_is_told_as_ever(planted):
             step(ROW * (-1 if fn is before else 1))
         (event,) = step.events
         assert (event.operation.name, line in event.operation.source.text) == ("log", True)
-
-
-def test_in_the_callers_own_program_too(planted):
-    _, inner = planted
-    seen = anynan.jax.track(
-        lambda x: jnp.log(inner(x) - 9), action="record", advanced=anynan.Advanced(backward=False)
-    )
-    with warnings.catch_warnings(action="ignore", category=anynan.AnynanWarning):
-        found = jax.jit(lambda x: seen(x) * 2)(ROW)
-    jax.effects_barrier()
-    assert np.isnan(found).all()
-    assert [event.kind for event in seen.events] == ["nan"]
-
-
-def test_layers_inside_are_left_out_and_those_outside_are_read(planted):
-    name, inner = planted
-
-    def fn(x):
-        return Log().apply({}, inner(x)).sum()
-
-    step = anynan.jax.track(fn)
-    with pytest.warns(anynan.AnynanWarning, match=f"^anynan: {name} {SPREAD}") as said:
-        step(ROW)
-        step(ROW)
-    assert len(said) == 1
-    with pytest.raises(anynan.NonFiniteError, match="the model itself"):
-        step(ROW * 0.01)
-
-
-def test_what_only_a_second_run_opens_is_shut_for_it_alone(late):
-    """With nothing to read inside, the first run leaves it shut by itself."""
-    step = anynan.jax.track(lambda x: jnp.log(late(x) - 9).sum(), level="step", action="record")
-    step(ROW)
-    (event,) = step.events
-    assert event.operation.name == "log"
-    assert any("could not be read" in note for note in event.notes)

@@ -1,6 +1,5 @@
 """A NaN that the code itself writes is found where it is used, and nobody else is blamed."""
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,48 +11,17 @@ from tests.failing import failure
 pytestmark = pytest.mark.tier(2)
 
 X = jnp.array([1.0, -1.0, 2.0])
-NUMBER = jnp.float32(jnp.nan)
 TABLE = jnp.array([1.0, np.nan, 2.0])
 NUMPY_TABLE = np.array([1, np.nan, 2], np.float32)
-LISTED = [np.nan]
-
-
-class Scaled(nn.Module):
-    by: float
-
-    @nn.compact
-    def __call__(self, x):
-        x = nn.Dense(3, name="a")(x)
-        with jax.named_scope("scale"):
-            x = x * self.by
-        return jax.nn.softmax(nn.Dense(2, name="b")(x))
-
-
-def scaled(x):
-    model = Scaled(np.nan)
-    return model.apply(model.init(jax.random.key(0), x), x)
-
-
-def with_default(x, c=float("nan")):
-    return x - c
 
 
 WRITTEN = {
-    "add": (lambda x: x + jnp.nan, "add"),
     "python": (lambda x: x * float("nan"), "multiply"),
-    "numpy": (lambda x: x * np.float32(np.nan), "multiply"),
-    "closure": (lambda x: x + NUMBER, "add"),
-    "list": (lambda x: x + LISTED[0], "add"),
-    "default": (with_default, "subtract"),
     "looked up": (lambda x: jnp.tanh(TABLE[jnp.argmax(x) - 1]) + x, "tanh"),
-    "flax": (scaled, "multiply"),
     "where": (lambda x: jnp.where(x > 0, x, jnp.nan), "where"),
     "full": (lambda x: jnp.full(3, jnp.nan), "full"),
-    "converted": (lambda x: jnp.asarray(np.nan, x.dtype) + 0 * x[0], "add"),
-    "full used": (lambda x: x + jnp.full(3, jnp.nan), None),
     "set": (lambda x: x.at[0].set(jnp.nan), None),
     "loop": (lambda x: jax.lax.fori_loop(0, 2, lambda _, c: c * jnp.nan, x), "multiply"),
-    "scalar": (lambda x: x.sum() * jnp.nan, "multiply"),
 }
 
 
@@ -64,7 +32,7 @@ def test_a_nan_of_the_code_is_reported_as_its_own(name):
         anynan.jax.track(fn)(X)
     event, text = caught.value.event, str(caught.value)
     assert event.cause.tag == "written_constant", text
-    spelled = name not in ("closure", "list", "default", "looked up", "flax")
+    spelled = name != "looked up"
     said = "the code itself writes this NaN" if spelled else "this NaN came as a plain number or a"
     assert event.cause.text.startswith(said)
     assert event.operation.name == (operation or event.operation.name)
@@ -87,28 +55,16 @@ def test_an_array_with_nan_among_its_numbers_may_be_data(table):
 @pytest.mark.parametrize(
     "fn",
     [
-        lambda x: jnp.where(x > 0, x, -jnp.inf),
         lambda x: jax.nn.softmax(jnp.where(x > 0, x, -jnp.inf)),
-        lambda x: jnp.nan_to_num(jnp.where(x > 0, x, jnp.nan)),
         lambda x: jnp.nansum(jnp.where(x > 0, x, jnp.nan)),
         lambda x: jnp.where(x < 9, x, jnp.full(3, jnp.nan)),
         lambda x: jnp.minimum(x, jnp.full(3, jnp.inf)),
-        lambda x: jnp.max(x, initial=-jnp.inf),
     ],
 )
 def test_a_mask_or_what_is_removed_again_is_no_failure(fn):
     tracked = anynan.jax.track(fn)
     tracked(X)
     assert not [event for event in tracked.events if event.severity == "bad"]
-
-
-def test_what_the_function_overwrote_is_not_the_batch():
-    def fn(state, x):
-        state = {**state, "x": state["x"].at[0].set(jnp.log(x[1]))}
-        return (state["x"] * 2).sum()
-
-    event = failure(anynan.jax.track(fn), {"x": X}, X)
-    assert event.operation.name == "log"
 
 
 def solved(params, x):
@@ -132,8 +88,3 @@ def test_a_bad_weight_is_named_where_the_code_chose_to_leave_what_it_wrote():
     assert (event.phase, event.parameter, event.kind) == ("parameter", "rate", "nan")
     assert event.cause.tag == "bad_parameter"
     assert "inferred" in event.notes[-1]
-
-
-def test_a_good_weight_is_not_blamed_for_what_the_code_wrote():
-    event = failure(anynan.jax.track(jax.jit(solved)), {"rate": jnp.full(3, 20.0)}, X)
-    assert (event.phase, event.kind, event.cause.tag) == ("loss", "posinf", "written_constant")

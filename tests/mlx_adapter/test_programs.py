@@ -68,32 +68,11 @@ class Words(nn.Module):
         return self.layers(self.table(words), mask=mask)
 
 
-class Checkpointed(Twice):
-    def __call__(self, x: Any) -> Any:
-        return nn.utils.checkpoint(self.linear)(x)
-
-
-class Adapted(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.base, self.down, self.up = nn.Linear(8, 8), nn.Linear(8, 2), nn.Linear(2, 8)
-        self.base.freeze()
-
-    def __call__(self, x: Any) -> Any:
-        return self.base(x) + self.up(self.down(x))
-
-
 def total(out: Any) -> Any:
     if isinstance(out, mx.array):
         return mx.square(out).mean()
     parts = out.values() if isinstance(out, dict) else out
     return sum(total(part) for part in parts if not isinstance(part, int))
-
-
-def losses(net: Any, x: Any) -> Any:
-    y, f = net(x), nn.losses
-    found = f.cross_entropy(y, mx.array([0, 1])).sum() + f.huber_loss(y, x, reduction="sum")
-    return found + f.binary_cross_entropy(y, mx.ones_like(x), reduction="sum")
 
 
 def second(net: Any, x: Any) -> Any:
@@ -103,11 +82,6 @@ def second(net: Any, x: Any) -> Any:
 X, ADAM = (2, 8), partial(optimizers.Adam, 1e-3)
 
 
-def several() -> Any:
-    by_name = [lambda name, _: "bias" in name]
-    return optimizers.MultiOptimizer([optimizers.SGD(0.1), ADAM()], by_name)
-
-
 # Model, optimizer, shape of the batch, loss, dtype.
 PROGRAMS: dict[str, tuple[Any, ...]] = {
     "a layer that runs twice": (Twice, ADAM, X),
@@ -115,13 +89,6 @@ PROGRAMS: dict[str, tuple[Any, ...]] = {
     "convolutions": (Images, ADAM, (2, 8, 8, 3)),
     "recurrent layers": (Recurrent, partial(optimizers.SGD, 0.01), (2, 5, 8)),
     "words": (Words, ADAM, (2, 3)),
-    "checkpoints": (Checkpointed, ADAM, X),
-    "frozen weights": (Adapted, ADAM, X),
-    "two optimizers in one": (Twice, several, X),
-    "a schedule": (Twice, lambda: optimizers.AdamW(optimizers.cosine_decay(1e-2, 9)), X),
-    "Adafactor": (Twice, optimizers.Adafactor, X),
-    "Muon": (Twice, partial(optimizers.Muon, 1e-2), X),
-    "losses": (Twice, ADAM, X, losses),
     "a second derivative": (Twice, ADAM, X, second),
     "half precision": (Twice, ADAM, X, lambda net, x: total(net(x)), mx.bfloat16),
 }

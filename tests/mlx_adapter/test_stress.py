@@ -34,16 +34,6 @@ def test_a_model_is_moved_to_a_row_of_zeros() -> None:
 
 
 @pytest.mark.tier(2)
-def test_the_slope_leads_to_a_probability_of_zero() -> None:
-    def loss(logits: Any) -> Any:
-        return -mx.log(mx.softmax(logits, axis=1)[:, 0]).mean()
-
-    found = anynan.stress(loss, mx.random.normal((8, 4)), domain={"logits": (-90.0, 90.0)})
-    assert any("moved towards log" in w for f in found.findings for w in (f.words, *f.also))
-    assert "log" in {_place(finding)[0] for finding in found.findings}
-
-
-@pytest.mark.tier(2)
 def test_a_training_step_is_what_it_was_after_a_hunt() -> None:
     net, optimizer = nn.Linear(3, 1), optimizers.Adam(0.1)
     gradients = nn.value_and_grad(net, lambda x: mx.sqrt(mx.square(net(x)).sum()))

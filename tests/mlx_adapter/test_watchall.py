@@ -1,7 +1,6 @@
 """What a program differentiates and compiles is watched as if it were tracked."""
 
 import functools
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,7 +11,6 @@ import mlx.core as mx
 import pytest
 from mlx import nn, optimizers
 
-import anynan
 from anynan._everywhere import Found, watch_everything
 from anynan.mlx.seams import SEAMS
 from anynan.options import Options
@@ -63,14 +61,12 @@ def told(found: Found) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("first", [0, 2])
-@pytest.mark.parametrize("how", ["loop", "anew", "compiled"])
+@pytest.mark.parametrize("how", ["anew", "compiled"])
 def test_a_training_is_told_its_operation_once(how: str, first: int, found: Found) -> None:
     model, optimizer = made()
-    slope = nn.value_and_grad(model, loss)
 
     def step(x: Any, y: Any) -> Any:
-        of = nn.value_and_grad(model, loss) if how == "anew" else slope
-        value, gradients = of(model, x, y)
+        value, gradients = nn.value_and_grad(model, loss)(model, x, y)
         optimizer.update(model, gradients)
         return value
 
@@ -134,30 +130,6 @@ def test_what_a_library_compiles_for_its_layers_is_no_step(found: Found) -> None
     assert not mine(found)
 
 
-def test_a_tracker_of_the_programs_own_is_let_alone(found: Found) -> None:
-    model, optimizer = made()
-    slope = nn.value_and_grad(model, loss)
-
-    @anynan.mlx.track(action="record")
-    def step(x: Any, y: Any) -> Any:
-        value, gradients = slope(model, x, y)
-        optimizer.update(model, gradients)
-        return value
-
-    with step:
-        step(X, Y + 1)
-    assert len(step.events) == 1
-    assert not mine(found)
-
-
-def test_a_weight_that_is_bad_before_is_told(found: Found) -> None:
-    model, _ = made()
-    model.layers[0].weight = mx.full((4, 3), mx.nan)
-    nn.value_and_grad(model, loss)(model, X, Y)
-    (event,) = found.bad()
-    assert (event.phase, event.parameter) == ("parameter", "layers.0.weight")
-
-
 def test_a_weight_that_is_written_between_compiled_steps_is_not_put_to_the_optimizer(
     found: Found,
 ) -> None:
@@ -174,23 +146,6 @@ def test_a_weight_that_is_written_between_compiled_steps_is_not_put_to_the_optim
     assert event.cause.tag == "bad_parameter"
 
 
-@pytest.mark.tier(2)
-def test_a_model_that_a_library_only_calls_is_named_and_the_nan_it_reads_counts(
-    tmp_path: Path,
-) -> None:
-    room = tmp_path / "site-packages" / "talks"
-    room.mkdir(parents=True)
-    room.joinpath("__main__.py").write_text(
-        "from mlx import core, nn\nprint(nn.Linear(1, 1)(core.array([core.nan])).item())\n"
-    )
-    run = [sys.executable, "-m", "anynan", "run", "--fail", "-m", "talks"]
-    env = os.environ | {"PYTHONPATH": str(room.parent)}
-    ended = subprocess.run(run, capture_output=True, text=True, check=False, env=env)
-    assert "anynan: a number was NaN as it was read, at __main__.py:2" in ended.stderr
-    assert "[eager-mlx]" in ended.stderr
-    assert (ended.returncode, ended.stdout) == (1, "nan\n")
-
-
 EAGER = """
 import mlx.core as mx
 x = mx.array([-1.0])
@@ -202,7 +157,6 @@ x = mx.array([-1.0])
     ("line", "harm"),
     [
         ("y = mx.log(x)", "y holds NaN as the program ends"),
-        ("y = mx.exp(x)", ""),
         ("print(mx.log(x))", "a number was NaN as it was read, at script.py:4"),
         ("[mx.log(x).item()]", "a number was NaN as it was read, at script.py:4"),
     ],
@@ -215,4 +169,4 @@ def test_eager_code_is_named_and_what_it_lost_counts(line: str, harm: str, tmp_p
     assert f"anynan: {harm}" in ended.stderr
     assert "[eager-mlx]" in ended.stderr
     assert "[nothing-ran]" not in ended.stderr
-    assert ended.returncode == bool(harm)
+    assert ended.returncode == 1
