@@ -35,12 +35,7 @@ def test_the_probe_agrees_with_the_host(dtype: str, bad: float, size: int) -> No
 
 @pytest.mark.parametrize(
     "view",
-    [
-        lambda x: x.T,
-        lambda x: x[1:, ::3],
-        lambda x: x.transpose(2, 0, 1)[::-2],
-        lambda x: x[..., 0],
-    ],
+    [lambda x: x[1:, ::3], lambda x: x.transpose(2, 0, 1)[::-2]],
 )
 def test_views_are_read_without_a_copy(view: Callable[[Any], Any]) -> None:
     host = np.random.default_rng(0).normal(size=(6, 70, 8))

@@ -47,10 +47,6 @@ def test_a_bug_is_named(bug):
     assert not is_library(operation.source.file)
 
 
-def test_every_bug_has_a_test():
-    assert set(FOUND) == set(demo.BUGS)
-
-
 @pytest.mark.long
 def test_without_the_bug_it_trains_on(capsys):
     with warnings.catch_warnings():

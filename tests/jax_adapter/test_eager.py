@@ -210,12 +210,6 @@ def test_a_number_that_is_bad_as_the_program_wrote_it_is_told_with_its_line(writ
     assert not any("which was reported" in line for line in found.lines())
 
 
-def test_what_a_mapped_function_made_infinite_is_told_in_its_line_once_a_step_takes_it(found):
-    x = jax.vmap(lambda x: 1 / (x - x))(jnp.ones(3))
-    jax.jit(lambda x: (x - x).sum())(x)
-    assert [event.operation.name for event in found.bad()] == ["divide"]
-
-
 def test_a_best_value_that_begins_infinite_is_no_bad_number():
     found = Found()
     end = watch_everything(Options(action="record", level="step"), found)

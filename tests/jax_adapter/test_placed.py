@@ -1,14 +1,11 @@
 """NaN that a program writes into its state, and that nothing reads, is no fault of its."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from anynan._everywhere import Found, watch_everything
-from anynan.jax.replay.placed import fates, place
 from anynan.options import Options
 from tests.tiers import first
 
@@ -124,36 +121,3 @@ def test_a_state_of_nan_from_numpy_is_no_fault_until_something_is_computed_of_it
     assert not found.harms
     told = [event.operation.name if event.operation else event.tensor for event in found.bad()]
     assert told[:1] == {"made": ["log"], "used": ["seen"]}.get(fault, [])
-
-
-WAYS = {
-    "cast": (lambda x, b: b.astype(jnp.bfloat16), "placed"),
-    "loop": (
-        lambda x, b: jax.lax.fori_loop(0, 2, lambda i, c: c.at[i].set(jnp.nan), x * 1),
-        "placed",
-    ),
-    "product": (lambda x, b: x * b, "used"),
-    "log": (lambda x, b: jnp.log(b), "used"),
-    "beside": (lambda x, b: jnp.concatenate([b, jnp.log(-x)]), "made"),
-}
-
-
-@pytest.mark.parametrize("name", WAYS)
-def test_what_is_handed_on_is_told_from_what_is_computed(name):
-    fn, fate = WAYS[name]
-    x, empty = jnp.arange(1.0, 4), jnp.full(3, jnp.nan)
-    place(empty)
-    closed, out = jax.make_jaxpr(fn)(x, empty), fn(x, empty)
-    assert fates(closed, [x, empty], [out], {}) == {0: fate}
-
-
-def test_a_state_that_a_step_gives_away_is_known_all_the_same():
-    found = Found()
-    end = watch_everything(Options(action="record", level="step"), found)
-    step = jax.jit(functools.partial(tell, tries=jnp.ones((4, 3)), scores=jnp.ones(4)),
-                   donate_argnums=0)  # fmt: skip
-    state = jax.jit(init)(jnp.zeros(3))
-    for _ in range(3):
-        state = step(state)
-    end()
-    assert not found.bad()

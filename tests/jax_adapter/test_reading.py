@@ -181,29 +181,4 @@ def test_a_late_step_keeps_nothing_alive_that_it_does_not_need():
     tracked.remove()
 
 
-def test_a_donated_late_step_says_that_it_cannot_be_run_again():
-    step = jax.jit(lambda params: jax.tree.map(jnp.log, params), donate_argnums=0)
-    tracked = anynan.jax.track(step, advanced=anynan.Advanced(lag=1))
-    params = tracked({"w": -jnp.ones(2)})
-    with pytest.raises(anynan.NonFiniteError, match="donated to the step"):
-        tracked(params)
-    with pytest.raises(anynan.NonFiniteError):
-        tracked.flush()
-
-
 # What the history says.
-
-
-def test_a_loop_gives_the_smallest_and_largest_of_all_rounds():
-    def fn(x):
-        def step(carry, item):
-            with jax.named_scope("cell"):
-                item = item + 1
-            return carry + item, item
-
-        return jax.lax.scan(step, 0.0, x)[0]
-
-    tracked = anynan.jax.track(fn, advanced=anynan.Advanced(stats="absmax"))
-    tracked(jnp.array([1.0, 5.0, 3.0]))
-    found = {r.layer: (r.lo, r.hi) for r in tracked.history if r.phase == "forward"}
-    assert found == {"cell": (2, 6)}

@@ -124,25 +124,3 @@ def test_a_class_that_checks_the_shapes_of_its_arrays_is_an_argument_and_a_resul
     assert tracked(Data(jnp.ones((2, 3)))).x.shape == (2, 3)
     with pytest.raises(anynan.NonFiniteError, match=r"log .*test_tracking\.py"):
         tracked(Data(-jnp.ones((2, 3))))
-
-
-def test_a_module_of_nnx_that_holds_a_list_is_known_again():
-    nnx = pytest.importorskip("flax.nnx")
-
-    class Net(nnx.Module):
-        def __init__(self, sizes):
-            self.sizes = sizes
-            self.first = nnx.Linear(3, sizes[0], rngs=nnx.Rngs(0))
-
-        def __call__(self, x):
-            traced.append(x)
-            return jnp.log(self.first(x) ** 2)
-
-    traced, net = [], Net([4, 5])
-    tracked = anynan.jax.track(nnx.jit(lambda net, x: net(x).sum()))
-    tracked(net, jnp.ones((2, 3)))
-    once = len(traced)
-    tracked(net, jnp.ones((2, 3)))
-    assert len(traced) == once
-    with pytest.raises(anynan.NonFiniteError, match=r"log .*test_tracking\.py"):
-        tracked(net, jnp.zeros((2, 3)))

@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from flax import linen as nn
 from jax import lax
@@ -63,7 +62,6 @@ WHILE = {
     "cond_jaxpr": code(lambda i, x: i < 2, 0, ROW), "cond_nconsts": 0,
     "body_jaxpr": code(lambda i, x: (i + 1, root(x)), 0, ROW), "body_nconsts": 0,
 }  # fmt: skip
-MESH = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("a",))
 
 
 def rooted(x):
@@ -83,21 +81,11 @@ PLANTED: dict[str, tuple[str, Any, Callable[[Any], tuple[Any, ...]], dict[str, A
     "while with a new parameter": (
         "while", counted, lambda x: (0, x), {**WHILE, "at_most": 2},
     ),
-    "custom_jvp that takes more": (
-        "custom_jvp_call", rooted, lambda x: (x,), {"call_jaxpr": HALF},
-    ),
     "while that goes on elsewhere": (
         "while", counted, lambda x: (0, x),
         {**WHILE, "cond_jaxpr": code(lambda i: i < 2, 0)},
     ),
-    "jit of what cannot be read": (
-        "jit", rooted, lambda x: (x,),
-        {"jaxpr": code(rooted, ROW), "name": "f", "in_shardings": 3},
-    ),
-    "shard_map of nothing": (
-        "shard_map", rooted, lambda x: (x,),
-        {"jaxpr": code(rooted, ROW), "mesh": MESH, "in_specs": (), "out_specs": ()},
-    ),
+
 }  # fmt: skip
 
 

@@ -12,7 +12,6 @@ from flax import nnx
 from jax import export
 
 import anynan
-from anynan.jax import eager
 from anynan.jax.program import watch
 from anynan.jax.session.session import Session
 from tests.jax_adapter.watching import watched
@@ -21,11 +20,6 @@ from tests.jax_adapter.watching import watched
 @pytest.fixture
 def found():
     yield from watched(action="record", level="step")
-
-
-@pytest.fixture
-def raising():
-    yield from watched(action="raise", level="step")
 
 
 @pytest.fixture
@@ -43,21 +37,6 @@ def update(w, x):
 
 
 BAD = -np.ones((2, 3), np.float32)
-
-
-def facts(event):
-    return event.layer, event.phase, event.kind, event.step, event.operation, event.cause
-
-
-def test_the_event_is_that_of_track(raising):
-    step = jax.jit(update)
-    with pytest.raises(anynan.NonFiniteError) as caught:
-        step(jnp.ones(3), BAD)
-    with pytest.raises(anynan.NonFiniteError) as named:
-        anynan.jax.track(jax.jit(update), level="step")(jnp.ones(3), BAD)
-    assert facts(caught.value.event) == facts(named.value.event)
-    assert caught.value.event.operation.name == "log"
-    assert [facts(event) for event in raising.bad()] == [facts(caught.value.event)]
 
 
 @pytest.mark.parametrize("how", ["plain", "options", "method"])
@@ -82,9 +61,9 @@ def test_every_way_to_compile_is_seen(how, found):
     assert [event.operation.name for event in found.bad()] == ["log"]
 
 
-@pytest.mark.parametrize("kept", ["much", "little", "more than there is"])
+@pytest.mark.parametrize("kept", ["little", "more than there is"])
 def test_what_a_step_donates_is_kept_if_it_is_little(kept, found, monkeypatch):
-    monkeypatch.setattr(watch, "SHARE", 16 if kept != "much" else 1 << 60)
+    monkeypatch.setattr(watch, "SHARE", 16)
     calls = []
 
     def fails(x):
@@ -259,25 +238,6 @@ def test_only_the_first_bad_calls_of_a_function_are_looked_into(library, found, 
     assert found.harms == []
 
 
-def test_a_function_that_is_made_anew_in_every_step_is_one_function(found, monkeypatch):
-    import equinox as eqx
-
-    class Root(eqx.Module):
-        scale: jax.Array
-
-        def __call__(self, x):
-            return jnp.sqrt(x * self.scale)
-
-    looks, again, before = [], Session.again, found.added
-    monkeypatch.setattr(Session, "again", lambda *given: (looks.append(given), again(*given)))
-    for step in range(6):
-        scale = jnp.float32(3 - step)
-        jax.vmap(Root(scale))(jnp.ones(2))
-    (event,) = found.bad()
-    assert (event.step, event.operation.name, len(looks)) == (4, "sqrt", 2)
-    assert found.added - before == 1
-
-
 def test_a_step_that_a_library_rejects_is_no_fault_unless_all_are(library, found):
     def step(state, x):
         new = jnp.log(state["x"] - x)
@@ -293,39 +253,6 @@ def test_a_step_that_a_library_rejects_is_no_fault_unless_all_are(library, found
     for _ in range(4):
         state, _ = walk(state, 9.0)
     assert found.bad()[0].operation.name == "log"
-
-
-def test_an_exception_of_what_a_library_compiles_is_its_own_and_told(library, found):
-    import equinox as eqx
-
-    def solve(x):
-        new = jnp.sqrt(x - 2)
-        better = jnp.where(jnp.isfinite(new), new, x)
-        return eqx.error_if(better, better == x, "no progress")
-
-    with pytest.raises(eqx.EquinoxRuntimeError) as caught:
-        library["solved"](solve)(jnp.float32(1))
-    assert "no progress" in str(caught.value)
-    assert "/everywhere/" not in str(caught.value)
-    (event,) = found.events
-    assert (event.severity, event.operation.name) == ("suspect", "sqrt")
-    assert event.notes[0].endswith("[may-have-raised]")
-
-
-def test_what_a_librarys_own_map_and_method_gave_is_followed_back(library, found, monkeypatch):
-    class Solver:
-        def best(self, x):
-            return x[jnp.argmin(jax.vmap(jnp.sum)(x))]
-
-    monkeypatch.setattr(eager, "CALLS", 9)
-
-    Solver.best = library["compiled"](Solver.best, static_argnums=0)
-    x = library["mapped"](lambda x: jnp.log(x) + 1)(jnp.arange(-1.0, 1.0))
-    Solver().best(x[:, None])
-    for _ in range(20):  # more calls than are held
-        x = x * 1
-    (event,) = found.bad()
-    assert (event.operation.name, event.cause.tag) == ("log", "log_of_negative")
 
 
 def test_what_a_program_maps_outside_of_any_jit_is_named_by_operation_and_line(library, found):
