@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import tarfile
 import zipfile
 from fnmatch import fnmatch
 from pathlib import Path
@@ -81,18 +80,3 @@ def test_wheel_holds_the_tracked_files(tmp_path: Path) -> None:
     ]
     assert shipped == {_installed(name) for name in sources}
     assert "anynan/py.typed" in shipped
-
-
-@pytest.mark.tier(2)
-def test_sdist_holds_what_the_wheel_is_made_of(tmp_path: Path) -> None:
-    with tarfile.open(_build("sdist", tmp_path)) as archive:
-        members = archive.getmembers()
-    assert not [member.name for member in members if member.issym() or member.islnk()]
-    held = {member.name.partition("/")[2] for member in members}
-    wanted = {
-        name
-        for name in _files()
-        if name.startswith(("anynan/", "adapters/", "tests/", "docs/"))
-        and not (ROOT / name).is_symlink()
-    }
-    assert wanted <= held

@@ -125,13 +125,7 @@ def in_deque(x: Any) -> Any:
 
 
 @READS
-@pytest.mark.parametrize(
-    "program",
-    [
-        in_matrix, in_series, in_object, in_deque,
-    ],
-    ids=lambda program: program.__name__,
-)  # fmt: skip
+@pytest.mark.parametrize("program", [in_matrix, in_series, in_object, in_deque])
 def test_a_result_of_any_class_is_judged(program: Any, read: str) -> None:
     event = event_of(program, np.ones(2), read=read)
     assert (event.phase, event.kind) == ("forward", "nan")
@@ -191,12 +185,8 @@ def through_flat(x: Any) -> Any:
 
 @READS
 @pytest.mark.parametrize(
-    ("program", "word"),
-    [
-        (through_asarray, "np.asarray"), (through_flat, ".flat"),
-    ],
-    ids=lambda value: getattr(value, "__name__", ""),
-)  # fmt: skip
+    ("program", "word"), [(through_asarray, "np.asarray"), (through_flat, ".flat")]
+)
 def test_a_value_that_the_function_overwrote_is_no_fault_of_the_data(
     program: Any, word: str, read: str
 ) -> None:

@@ -103,11 +103,6 @@ def test_one_read_for_a_call(library: Space, reads: list[int]) -> None:
     tracker(library.array(batch()))
     assert len(reads) == 2
     assert [r.layer for r in tracker.history.last()] == [None, "scores", "softmax", None]
-    every = track(attention, advanced=anynan.Advanced(read=3))
-    for _ in range(6):
-        every(library.array(batch()))
-    assert len(reads) == 2 + 6  # one for each call, all of them at the third
-    assert len(every.history) == 6
 
 
 def test_reading_every_n_calls_finds_it_later(library: Space) -> None:
