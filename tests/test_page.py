@@ -16,9 +16,8 @@ import pytest
 
 import anynan
 from anynan._apps.compare.comparison import Comparison, Row
-from anynan._apps.page.grid import BOTH, MOST, NAN, POSINF, TOP, UNREAD, ZERO, Grid, grids
+from anynan._apps.page.grid import BOTH, MOST, NAN, POSINF, TOP, UNREAD, ZERO, grids
 from anynan._apps.page.page import page
-from anynan._apps.page.picture import heat_map
 from anynan._readings.history import Ring
 from anynan._readings.monitor import Monitor
 from anynan._readings.step import Step
@@ -142,13 +141,6 @@ def test_hostile_names_stay_text() -> None:
     assert sum(tag == "script" for tag, _ in read.tags) == 1 + text.count("data-grid=")
     assert not [tag for tag, _ in read.tags if tag == "img"]
     assert "\x1b" not in text
-
-
-def test_nothing_seen_and_nothing_bad_have_a_page_too() -> None:
-    assert "No step was read" in page(Run("Net", Ring(1), counts={}.fromkeys(
-        ("bad", "suspect", "expected"), 0)))  # fmt: skip
-    calm = page(synthetic(3, 4, lambda step, i: i + 1.0))
-    assert "<h1>Nothing went bad</h1>" in calm
 
 
 def test_cells_tell_headroom_kind_and_what_was_not_read() -> None:
@@ -311,26 +303,3 @@ def test_a_comparison_has_a_bar_for_every_layer_and_stands_alone(tmp_path: Path)
     assert "\x1b" not in text
     assert not re.search(r"https?://(?!www\.w3\.org)|<link|@import|url\((?!#)", text)
     assert "10,000 times what rounding explains" in read.words
-
-
-def test_every_bad_cell_has_a_mark_however_many_there_are() -> None:
-    layers, steps = 40, 60
-    cells = np.full((layers, steps), NAN, np.uint16)
-    cells[:, ::7] = POSINF
-    cells[:, :3] = TOP
-    names = tuple(f"layer{i}" for i in range(layers))
-    grid = Grid(
-        names, ("float32",) * layers, (3e38,) * layers, tuple((i, i) for i in range(steps)), cells,
-        tuple((name,) for name in names),
-    )  # fmt: skip
-    shown = heat_map("backward", "Gradients", grid, None, since=3)
-    tags = [attrs for tag, attrs in Reader(shown).tags if tag == "rect"]
-    wide = int(next(a["width"] for a in tags if a.get("class") == "cursor origin") or 0)
-
-    def covered(*fills: str) -> int:
-        return sum(int(a["width"] or 0) // wide for a in tags if a.get("fill") in fills)
-
-    bad = int((cells >= BOTH).sum())
-    assert bad > 2000
-    assert covered(f"url(#backward-{NAN})", f"url(#backward-{POSINF})") == bad
-    assert covered("url(#hatch)") == bad

@@ -1,6 +1,5 @@
 """What was changed comes back, and what is somebody else's by then stays."""
 
-import types
 from collections.abc import Callable
 from typing import Any
 
@@ -52,17 +51,6 @@ def test_somebody_elses_stays() -> None:
     patches.undo()
     assert vars(Busy)["run"] is theirs
     assert Busy().run() == "base!?"
-
-
-def test_a_modules_function() -> None:
-    module: Any = types.ModuleType("module")
-    module.run = real = lambda: "module"
-    with Patches() as patches:
-        patches.change(module, "run", louder)
-        assert module.run() == "module!"
-        patches.put(module, "new", 1)
-    assert module.run is real
-    assert not hasattr(module, "new")
 
 
 def test_a_metaclass_has_no_say() -> None:

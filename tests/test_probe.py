@@ -22,7 +22,6 @@ from anynan._arrays import probe as probing
 from anynan._arrays import registry
 from anynan._arrays.measures import measure
 from anynan._arrays.probe import is_clean, probe
-from anynan._base.summary import Summary
 from tests.backends import Space
 
 NAN, INF = math.nan, math.inf
@@ -185,12 +184,6 @@ def test_the_sign_of_a_nan_does_not_matter(name: str) -> None:
         assert same(probe(np.array(items, dtype_of(name))), (NAN, NAN))
 
 
-def test_an_infinity_of_a_complex_number_has_no_sign() -> None:
-    for bad in (complex(-INF, 1), complex(1, -INF), complex(INF, -INF)):
-        for x in (np.array([1j, bad]), np.array([1j, bad], np.clongdouble)):
-            assert probe(x) == (INF, INF)
-
-
 def test_a_library_whose_max_drops_nan_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     strict = pytest.importorskip("array_api_strict")
     x = strict.asarray([1.0, NAN, 3.0])
@@ -209,14 +202,9 @@ def test_there_is_nothing_to_look_at_in_an_empty_array(space: Space) -> None:
     "x",
     [
         np.arange(3),
-        np.array([True]),
-        np.array(["nan"]),
         np.array(["nan", None, 3], object),
         np.array(["NaT"], "datetime64[s]"),
-        np.array(["NaT"], "timedelta64[s]"),
-        np.array(b"raw"),
         np.array([1, 2], ml_dtypes.int4),
-        np.zeros(3, "V8"),
         np.array([], np.float32),
     ],
     ids=lambda x: str(x.dtype),
@@ -260,40 +248,17 @@ def test_an_object_without_elements_is_refused_by_name() -> None:
         probe(Opaque())
 
 
-def test_no_floating_point_flag_reaches_the_user() -> None:
-    signalling = np.array([0x7FA00000, 0x3F800000], np.uint32).view(np.float32)
-    with np.errstate(all="raise"):
-        assert same(probe(signalling), (NAN, NAN))
-        assert measure(signalling).nan == 1
-        assert measure(np.array([1e308, -1e308, 5e-324])).absmax == 1e308
-
-
 @pytest.mark.parametrize(
     "make",
     [
         lambda: np.ones(2**24, np.float32),
         lambda: np.ones(2**24, np.float32)[::-1],
-        lambda: np.ones((2**12, 2**13), np.float32)[:, :4095],
-        lambda: np.ones((2**12, 2**11), np.float64, order="F"),
         lambda: np.ones(2**24, ">f4"),
         lambda: np.ones(2**23, np.complex64),
-        lambda: np.ones(2**25, np.float16),
         lambda: np.ones(2**25, ml_dtypes.bfloat16),
-        lambda: np.ones(2**24, ml_dtypes.float8_e4m3fnuz),
         lambda: np.ma.array(np.ones(2**22), mask=np.zeros(2**22, bool)),
     ],
-    ids=[
-        "plain",
-        "reversed",
-        "cut",
-        "fortran",
-        "swapped",
-        "complex",
-        "half",
-        "brain",
-        "fnuz",
-        "ma",
-    ],
+    ids=["plain", "reversed", "swapped", "complex", "brain", "ma"],
 )
 def test_no_array_sized_temporary(make: Callable[[], Array]) -> None:
     x = make()
@@ -338,32 +303,6 @@ class TestTorch:
         x = self.torch.empty(3, device="meta")
         assert probe(x) is None
         assert measure(x).device == "meta"
-
-
-def test_an_adapter_is_asked_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Own:
-        """An array that follows no standard."""
-
-    class OwnReader:
-        def owns(self, x: Any) -> bool:
-            return isinstance(x, Own)
-
-        def probe(self, x: Any) -> tuple[float, float] | None:
-            return -1.0, INF
-
-        def summarize(self, x: Any) -> Summary:
-            return Summary((), "own", "here", 1, posinf=1)
-
-    monkeypatch.setattr(registry, "_readers", list(registry._readers))
-    reader = OwnReader()
-    with pytest.raises(TypeError, match="Own"):
-        probe(Own())
-    registry.register(reader)
-    registry.register(reader)
-    assert registry._readers.count(reader) == 1
-    assert probe(Own()) == (-1.0, INF)
-    assert measure(Own()).dtype == "own"
-    assert probe(np.ones(2)) == (1.0, 1.0)
 
 
 THREADS = """

@@ -31,12 +31,8 @@ LAST = backward(1, 9)
 CHOSEN: dict[str, tuple[bool, list[Claim], Claim | None]] = {
     "no claim is no story": (False, [], None),
     "an earlier step comes first": (False, [forward(0, 1), EARLY], EARLY),
-    "an earlier step comes first in stages": (True, [forward(0, 1), EARLY], EARLY),
     "the first position wins whatever the rank": (
         False, [summed(0), backward(1, 12), forward(2, 5), forward(3, 7)], forward(2, 5),
-    ),
-    "an input is first where the ranks run one program": (
-        False, [forward(0, 5), came(3)], came(3),
     ),
     "equal positions go to the lowest rank": (False, [forward(2, 5), forward(1, 5)], forward(1, 5)),
     "a stage that got bad inputs is not where it began": (
@@ -47,10 +43,6 @@ CHOSEN: dict[str, tuple[bool, list[Claim], Claim | None]] = {
     ),
     "a stage that got bad gradients is not where it began": (
         True, [backward(0, 4, came_in=True), LAST, backward(2, 5, came_in=True)], LAST,
-    ),
-    "a gradient that is bad everywhere came in at the last stage": (
-        True, [backward(rank, 4 + rank, came_in=True) for rank in range(3)],
-        backward(2, 6, came_in=True),
     ),
     "an input that is bad everywhere came in at the first stage": (
         True, [came(2), came(0), came(1)], came(0),
@@ -64,10 +56,6 @@ CONFIRMED: dict[str, tuple[list[Claim], int, list[str], int]] = {
     "what was made on the chosen rank stays its story": (
         [summed(0), summed(1)], 0, ["made", "made"], 0,
     ),
-    "a story that no second run shows stays where it was": (
-        [forward(0, 5), forward(1, 7)], 0, ["", "made"], 0,
-    ),
-    "a summed one that no second run shows does so, too": ([summed(0), summed(1)], 0, ["", ""], 0),
     "a fault of another place does not take it over": (
         [summed(0), backward(1, 12)], 0, ["", "made"], 0,
     ),

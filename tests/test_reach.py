@@ -87,34 +87,6 @@ def test_slots_and_attributes_of_classes_and_functions_are_put_back(tmp_path: Pa
     assert reach.put_back(reach.now([])) == []  # the file is closed by now
 
 
-def test_methods_partials_and_functions_in_functions() -> None:
-    from functools import partial
-
-    log: list[int] = []
-
-    def inner() -> None:
-        log.append(1)
-
-    class Own:
-        n = 0
-
-        def step(self, extra: list[int]) -> None:
-            self.n += 1
-            extra.append(1)
-            self.more()
-
-        def more(self) -> None:
-            inner()
-
-    own, extra = Own(), [0]
-    step = partial(own.step, extra)
-    reach, kept = begun(step)
-    step()
-    assert (own.n, extra, log) == (1, [0, 1], [1])
-    reach.put_back(kept)
-    assert (own.n, extra, log) == (0, [0], [])
-
-
 def test_iterators_give_a_second_run_what_they_gave_the_first() -> None:
     items = iter(range(9))
     own = SimpleNamespace(items=items)
@@ -156,19 +128,6 @@ def test_iterators_in_what_cannot_be_written_to() -> None:
             step()
     assert step() == [1, 1, 1]
     assert type(frozen["items"]) is type(iter(range(0)))
-
-
-def test_what_cannot_be_lent_is_not_taken_from(tmp_path: Any) -> None:
-    (tmp_path / "a.txt").write_text("1\n2\n")
-    with (tmp_path / "a.txt").open() as lines:
-
-        def step() -> str:
-            return next(lines)
-
-        reach, _ = begun(step)
-        with reach.lending((), {}), reach.again(), pytest.raises(Exhausted, match="lines"):
-            step()
-        assert step() == "1\n"
 
 
 def test_nothing_is_kept_alive() -> None:

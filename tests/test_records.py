@@ -11,8 +11,6 @@ from anynan._diagnosis.lineage import OpRecord
 from anynan._diagnosis.messages import OPERATION_BLIND
 from anynan._diagnosis.operands import at_first_nan
 from anynan._diagnosis.records import (
-    DETAILED,
-    SMALL,
     Builder,
     Given,
     Origin,
@@ -38,17 +36,6 @@ def begun(name: str = "log", index: int = 5) -> OpRecord:
 def builder(told: list[str] | None = None) -> Builder:
     heard: list[str] = [] if told is None else told
     return Builder(full, origin, heard.append)
-
-
-def test_a_record_that_another_explains_is_not_looked_at() -> None:
-    result, infinite = Given("result", known=KNOWN), Summary((2,), "float64", "cpu", 2, posinf=1)
-    assert builder().fresh(begun(), result, [Given("self", known=None)])
-    assert builder().fresh(begun(), result, [Given("self", known=KNOWN)])
-    assert builder().fresh(begun(), result, [Given("self", known=infinite, key="written")])
-    assert not builder().fresh(begun(), result, [Given("self", known=KNOWN, key="written")])
-    large = Given("result", np.zeros(SMALL + 1), KNOWN)
-    assert not builder().fresh(begun(index=DETAILED), large, [])
-    assert builder().fresh(begun(index=DETAILED), Given("result", np.zeros(2)), [])
 
 
 def _no_wider_form() -> Any:

@@ -142,9 +142,6 @@ EVENTS: dict[str, Event] = {
         EXP, then=DIVIDE, trail=(("embed", 0.9), ("head", None)), spread=Spread(1),
         tried=Trial("exp(x - max(x, axis=-1, keepdims=True))", "finite", "step", 2.3104, 0.8377),
     ),
-    "forward_insufficient": event(
-        EXP, tried=Trial("exp(minimum(x, 88))", "insufficient", "forward"),
-    ),
     "loss_others": event(
         LOG, step=5, spread=Spread(3), tried=Trial("log(x + 1e-8)", "another"),
         others=(
@@ -171,14 +168,6 @@ EVENTS: dict[str, Event] = {
     ),
     "loss_neginf": event(LOG, step=5),
     "backward_nan": event(SQRT, step=5, tensor="grad", spread=Spread(3)),
-    "backward_hidden": event(
-        OpRecord(
-            2, "log", "log", "encoder", "forward",
-            array((8,), neginf=1, min=-1.0, max=0.2, first_bad=(4,)),
-            (Operand("self", array((8,), min=0.0, max=1.2, zero=1), 0.0),),
-            line(9, "forward", "return where(x > 0, log(x), 0)"), value=float("-inf")),
-        phase="backward", kind="nan", step=5, tensor="grad",
-    ),
     "backward_parameter": event(
         layer="fc", phase="backward", kind="posinf", parameter="fc.weight", step=399,
         tensor="grad", summary=array((64, 10), posinf=640),
@@ -208,18 +197,9 @@ EVENTS: dict[str, Event] = {
         phase="input", layer=None, step=3, tensor="args[0]",
         summary=array((32, 4), nan=1, min=-1.0, max=1.0, first_bad=(6, 2)), rows=(6,),
     ),
-    "input_labels": event(
-        phase="input", step=3, kind="posinf", tensor="batch['target']", rows=(0, 6),
-        summary=array((32,), posinf=2, min=0.0, max=9.0, first_bad=(0,)),
-    ),
     "parameter_since": event(
         layer="fc", phase="parameter", parameter="fc.weight", tensor="weight", summary=WEIGHT,
         since=(400, 412),
-    ),
-    "parameter_running_statistic": event(
-        layer="stem.norm", phase="parameter", parameter="stem.norm.running_var", step=0,
-        tensor="running_var", kind="posinf",
-        summary=array((64,), posinf=1, min=0.2, max=3.1), since=(-1, 0),
     ),
     "optimizer_posinf": event(
         layer="fc", phase="optimizer", kind="posinf", parameter="fc.weight", step=11,
@@ -234,10 +214,6 @@ EVENTS: dict[str, Event] = {
             line(4, "load", "check(batch, 'batch')"), None, "value",
         ),
         notes=("also bad: batch['y'] (posinf)",),
-    ),
-    "value_large": event(
-        layer="loader", phase="value", step=0, kind="large", tensor="x", severity="suspect",
-        summary=array((3,), "float16", min=0.5, max=6e4, headroom=0.13),
     ),
     "forward_large": event(
         layer="encoder.layers.2", kind="large", severity="suspect", step=90,
@@ -260,15 +236,12 @@ def test_no_golden_file_is_left_over() -> None:
     assert {path.stem for path in GOLDEN.glob("*.txt")} == set(EVENTS)
 
 
-@pytest.mark.parametrize("width", [60, 80])
 @pytest.mark.parametrize("name", EVENTS)
-def test_a_narrow_terminal_breaks_no_word(
-    name: str, width: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_narrow_terminal_breaks_no_word(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = render(EVENTS[name])
-    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("COLUMNS", "60")
     narrow = render(EVENTS[name])
-    assert all(len(row) <= width for row in narrow.splitlines()[1:]), narrow
+    assert all(len(row) <= 60 for row in narrow.splitlines()[1:]), narrow
     # A long line of code is cut, with dots where it was; evidence may get a row of its own.
     words = {*whole.replace(":", " ").split(), *whole.split(), "...", "seen"}
     operation = EVENTS[name].operation
@@ -335,43 +308,18 @@ def test_every_phase_and_kind_has_a_sentence(phase: Any) -> None:
             {"phase": "loss", "kind": "posinf", "tensor": "loss"},
             "+Inf first appeared in the loss of step 5",
         ),
-        ({"phase": "loss"}, "NaN first appeared outside every layer, at step 5"),
-        (
-            {"phase": "loss", "tensor": "loss", "summary": IMAGE},
-            "NaN first appeared outside every layer, at step 5",
-        ),
         ({"phase": "loss", "step": 0}, "NaN first appeared outside every layer"),
         (
             {"phase": "loss", "operation": operation(LOG), "tensor": "loss"},
             "NaN first appeared in `loss_fn`, outside every layer, at step 5",
         ),
         (
-            {"phase": "loss", "operation": operation(LOG), "tensor": "loss", "expected": "meant"},
-            "Expected: NaN in `loss_fn`, outside every layer, at step 5",
-        ),
-        (
             {"phase": "loss", "target": "function preprocess"},
             "NaN first appeared in `preprocess`, outside every layer, at step 5",
         ),
         (
-            {"phase": "loss", "target": "function <lambda>"},
-            "NaN first appeared outside every layer, at step 5",
-        ),
-        (
-            {"layer": "", "target": "function preprocess", "step": 0},
-            "NaN first appeared in `preprocess`",
-        ),
-        (
             {"layer": "", "target": "function preprocess", "operation": operation(LOG)},
             "NaN first appeared in `loss_fn`, at step 5",
-        ),
-        (
-            {"layer": "", "target": "function step", "operation": operation(EXP)},
-            "NaN first appeared in the forward pass of step 5",
-        ),
-        (
-            {"layer": "", "target": "model Net"},
-            "NaN first appeared in the forward pass of step 5",
         ),
         ({"phase": "backward"}, "NaN first appeared in the backward pass of step 5"),
         ({"phase": "input"}, "NaN came in with the batch of step 5"),
@@ -385,16 +333,6 @@ def test_every_phase_and_kind_has_a_sentence(phase: Any) -> None:
             "+Inf was written into a weight by the optimizer at step 5",
         ),
         ({"phase": "value", "tensor": "x"}, "NaN found in x"),
-        ({"kind": "large"}, "A value beyond the limit appeared in the forward pass of step 5"),
-        (
-            {"kind": "spike", "phase": "backward"},
-            "A jump of the gradient norm appeared in the backward pass of step 5",
-        ),
-        (
-            {"kind": "vanishing", "phase": "backward", "severity": "suspect"},
-            "Suspect: a vanishing gradient appeared in the backward pass of step 5",
-        ),
-        ({"kind": "large", "phase": "value", "tensor": "x"}, "A value beyond the limit found in x"),
     ],
 )
 def test_headlines(fields: dict[str, Any], sentence: str) -> None:

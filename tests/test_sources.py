@@ -1,12 +1,11 @@
 """The user's own line: found past libraries, the standard library and anynan itself."""
 
-import contextlib
 import functools
 import linecache
 import os
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -57,23 +56,6 @@ def test_a_library_is_passed_and_kept_beside_the_line() -> None:
     assert source.via == f"lib{os.sep}functional.py:2 in step"
 
 
-def test_another_librarys_frame_says_more_than_the_frameworks() -> None:
-    source = through("transformers/loss.py", "frame/nn/functional.py", framework="frame")
-    assert source.via == f"transformers{os.sep}loss.py:2 in step"
-
-
-def test_the_standard_library_is_no_users_code() -> None:
-    @contextlib.contextmanager
-    def block() -> Iterator[Source | None]:
-        yield user_source()
-
-    stdlib = sysconfig.get_paths()["stdlib"]
-    source = library("queue.py", stdlib)(user_source)
-    assert source.function == "test_the_standard_library_is_no_users_code"
-    with block() as inside:
-        assert inside.function == "block"
-
-
 def test_without_any_user_frame_the_library_line_is_better_than_nothing() -> None:
     seen: list[Source | None] = []
 
@@ -93,9 +75,7 @@ def test_without_any_user_frame_the_library_line_is_better_than_nothing() -> Non
         os.path.join(os.sep, "usr", "lib", "python3", "dist-packages", "x.py"),
         os.path.join(sysconfig.get_paths()["stdlib"], "contextlib.py"),
         os.path.join(OWN, "_steps", "tracker.py"),
-        os.path.join(OWN, "_diagnosis", "rules", "domain.py"),
         "<frozen importlib._bootstrap>",
-        "<__array_function__ internals>",
         "<eval_with_key>.12",
     ],
 )
@@ -107,25 +87,16 @@ def test_libraries_are_known_by_their_place(file: str) -> None:
     "file",
     [
         __file__,
-        os.path.join(os.sep, "home", "me", "train.py"),
         os.path.join(os.sep, "home", "me", "anynan", "train.py"),
         os.path.join(os.sep, "home", "me", "site-packages-notes", "train.py"),
         os.path.join(os.sep, "tmp", "ipykernel_7", "1234.py"),
         "<stdin>",
-        "<string>",
         "<ipython-input-3-abc>",
-        "<dynamic-code>",
         "<doctest anynan[0]>",
     ],
 )
 def test_the_users_files_are_no_library(file: str) -> None:
     assert not is_library(file)
-
-
-def test_adapters_count_as_anynans_own_through_their_links() -> None:
-    for entry in os.scandir(OWN):
-        if entry.is_symlink():
-            assert is_library(os.path.join(os.path.realpath(entry.path), "room", "hooks.py"))
 
 
 def test_the_part_of_a_line_that_ran_is_known() -> None:
@@ -197,11 +168,9 @@ def imported(file: Path, text: str) -> Any:
     ("now", "kept"),
     [
         (MODULE, True),
-        (MODULE + "\n\nlater = 1\n", True),
         (MODULE.replace("return 1", "return 2"), True),
         ("import os\n\n" + MODULE, False),
         (MODULE.replace("return ask()", "return ask() + ask()"), False),
-        ("x = 1\n" * 30, False),
         ("def second(:\n" * 10, False),
     ],
 )

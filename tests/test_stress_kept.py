@@ -123,15 +123,6 @@ def test_a_finding_is_saved_as_a_bundle(losses: Any, capsys: pytest.CaptureFixtu
         finding.save("other")
 
 
-def test_accepted_findings_are_told_last_with_their_reason(losses: Any) -> None:
-    for accept in ({"all equal": "batches are shuffled"}, {"divide in return (x": "it is known"}):
-        report = anynan.stress(losses.standard, X, accept=accept)
-        (reason,) = accept.values()
-        assert report.ok
-        assert report.open == []
-        assert f"\naccepted\n  x: all equal\n    {reason}" in str(report)
-
-
 def test_a_file_of_accepted_findings_is_written_and_read(losses: Any, anynan_stress: Any) -> None:
     with pytest.raises(pytest.fail.Exception, match="1. x: all equal"):
         anynan_stress(losses.standard, X)

@@ -102,20 +102,6 @@ def test_integers_have_statistics_but_no_headroom(space: Space) -> None:
     assert anynan.summarize(space.array([True, False], "bool")).mean == 0.5
 
 
-def test_the_largest_integers_are_summed_without_wrapping() -> None:
-    lowest = np.iinfo(np.int64).min
-    found = anynan.summarize(np.array([lowest, lowest]))
-    assert found.absmax == found.rms == 2.0**63
-    assert found.mean == -(2.0**63)
-
-
-@pytest.mark.parametrize("scale", [1e308, 1e200, 1e-200, 5e-324])
-def test_rms_and_mean_neither_overflow_nor_vanish(scale: float) -> None:
-    found = anynan.summarize(np.array([scale, scale, scale]))
-    assert found.rms == pytest.approx(scale, rel=1e-12)
-    assert found.mean == pytest.approx(scale, rel=1e-12)
-
-
 def test_pieces_of_very_different_size_add_up() -> None:
     x = np.concatenate([np.full(20_000, 1e200), np.full(20_000, 1e-200), np.ones(20_000)])
     found = anynan.summarize(x)
@@ -172,7 +158,6 @@ def test_what_has_no_numbers_has_no_statistics(x: Array) -> None:
     ("x", "words"),
     [
         ([np.ones(1)], "one array, not a list; call it on each array inside"),
-        ({}, "one array, not a dict"),
         ("text", "cannot find an array in a str"),
         (None, "given None"),
         (iter([1.0]), "would use up a list_iterator"),
@@ -189,11 +174,9 @@ def test_what_is_no_array_is_refused(x: Any, words: str) -> None:
         lambda: np.ones(2**24, np.float32),
         lambda: np.full(2**24, NAN, np.float32)[::-1],
         lambda: np.ones(2**23, np.complex64),
-        lambda: np.ones((2**11, 2**12), np.float64, order="F"),
-        lambda: np.ones(2**25, ml_dtypes.bfloat16),
         lambda: np.ones(2**22, np.longdouble),
     ],
-    ids=["plain", "all_nan", "complex", "fortran", "brain", "long"],
+    ids=["plain", "all_nan", "complex", "long"],
 )
 def test_no_array_sized_temporary(make: Callable[[], Array]) -> None:
     x = make()

@@ -114,15 +114,6 @@ def test_raise_stops_before_the_weights_change() -> None:
     assert model.layers[0].weight is before
 
 
-def test_warn_says_the_report_and_goes_on() -> None:
-    model, tracker = tracked(action="warn")
-    with pytest.warns(anynan.AnynanWarning, match="NaN first appeared") as record:
-        tracker(BAD)
-    assert len(record) == 1
-    assert model.updates == 1
-    assert [event.kind for event in tracker.events] == ["nan"]
-
-
 @pytest.mark.parametrize("read", ["auto", "end"])
 def test_skip_drops_the_update_of_the_bad_step_only(read: Any) -> None:
     model, tracker = tracked(action="skip", read=read)
@@ -132,17 +123,6 @@ def test_skip_drops_the_update_of_the_bad_step_only(read: Any) -> None:
     assert np.isfinite(model.layers[0].weight).all()  # type: ignore[arg-type]
     tracker(GOOD)
     assert model.updates == 1
-
-
-def test_skip_warns_once_for_a_run_of_bad_steps() -> None:
-    _, tracker = tracked(action="skip")
-    with pytest.warns(anynan.AnynanWarning):
-        tracker(BAD)
-    tracker(BAD)
-    tracker(GOOD)
-    with pytest.warns(anynan.AnynanWarning):
-        tracker(BAD)
-    assert tracker.count("bad") == 3
 
 
 def test_a_callable_gets_the_event_once_for_each_bad_step() -> None:

@@ -83,13 +83,3 @@ def test_spread_does_not_count_masks_and_what_is_expected() -> None:
     assert [r.kind for r in tracker.history.last()] == [None, "nan", None, "neginf", "neginf"]
     assert event.layer == "log"
     assert event.spread.count == 1  # the loss holds -Inf; the layer's own -Inf is a mask
-
-
-def test_events_and_history_can_be_read_after_remove() -> None:
-    _, tracker = tracked(action="record")
-    tracker(BAD)
-    tracker.remove()
-    assert len(tracker.events) == 1
-    assert tracker.history.select("blocks.0")
-    assert "1 bad" in tracker.report()
-    assert tracker.metrics()["anynan/bad"] == 1

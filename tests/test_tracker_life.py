@@ -9,8 +9,8 @@ import pytest
 
 import anynan
 from anynan._steps.tracked import inside
-from tests.fake_adapter import adapter_of, track
-from tests.fake_steps import BAD, GOOD, failure, make, repeat, rooted, tracked
+from tests.fake_adapter import track
+from tests.fake_steps import BAD, GOOD, failure, make, repeat, tracked
 
 # Reading later.
 
@@ -57,14 +57,6 @@ def test_a_with_block_does_not_hide_the_users_own_error() -> None:
     assert caught.value.__notes__[0].startswith("NaN first")
     assert tracker.count("bad") == 1
     assert model.watchers == []
-
-
-def test_an_unread_gradient_under_a_loss_scale_is_judged_at_remove() -> None:
-    _, tracker = tracked(rooted(), read=100)
-    adapter_of(tracker).scale = 1.0
-    tracker([0.0, 1.0])
-    with pytest.warns(anynan.AnynanWarning, match="backward"):
-        tracker.remove()
 
 
 # Life.

@@ -3,11 +3,10 @@
 from typing import Any
 
 import numpy as np
-import pytest
 
 import anynan
 from tests.fake_adapter import Layer, Model, adapter_of, track
-from tests.fake_steps import BAD, GOOD, failure, forward_only, make, repeat, tracked
+from tests.fake_steps import BAD, failure, forward_only, make
 
 # What is legitimate.
 
@@ -71,16 +70,6 @@ def test_a_suspect_becomes_the_origin_when_something_bad_follows() -> None:
     assert (event.layer, event.kind) == ("logs", "neginf")
     assert event.spread.surfaced == "forward norm"
     assert event.operation.name == "log"
-
-
-def test_large_warns_once_and_goes_on() -> None:
-    _, tracker = tracked(policy=anynan.Policy(large=1.5), action="raise")
-    with pytest.warns(anynan.AnynanWarning) as record:
-        repeat(tracker, GOOD, 3)
-    layers = {event.layer for event in tracker.events}
-    assert len(record) == len(tracker.events)
-    assert "embed" in layers
-    assert {event.kind for event in tracker.events} == {"large"}
 
 
 def test_only_placed_values_are_downgraded_and_not_replayed_again() -> None:

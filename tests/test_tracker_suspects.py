@@ -46,15 +46,6 @@ def test_a_harmful_origin_that_no_reading_showed_is_bad() -> None:
     assert adapter_of(tracker).replays == 0
 
 
-def test_a_step_that_failed_already_is_not_reported_twice() -> None:
-    tracker = forward_only(one("log"), action="record")
-    rows = inside(tracker).judge.rows()
-    seen = seen_by_a_watcher("log", batch=BAD)
-    inside(tracker).judge.operations(rows, lambda: seen)
-    inside(tracker).judge.operations(rows, lambda: seen)
-    assert tracker.count("bad") == 1
-
-
 # The guard on the gradient norm.
 
 
@@ -90,13 +81,6 @@ def test_a_jump_that_the_policy_makes_bad_raises() -> None:
     assert not isinstance(error, anynan.NonFiniteError)
     assert error.event.kind == "spike"
     assert model.updates == 6
-
-
-def test_a_vanishing_gradient_warns() -> None:
-    _, tracker = tracked(one("multiply", weight=1.0), policy=anynan.Policy(vanishing=1e-6))
-    with pytest.warns(anynan.AnynanWarning):
-        tracker([1e-9])
-    assert [event.kind for event in tracker.events] == ["vanishing"]
 
 
 def test_a_gradient_that_is_not_finite_is_no_jump() -> None:
@@ -136,13 +120,6 @@ def test_a_layer_that_hands_missing_values_on_is_not_to_blame() -> None:
     assert tracker.count("bad") == 0
     assert [event.phase for event in tracker.events] == ["input"]
     assert adapter_of(tracker).replays == 1
-
-
-def test_without_a_replay_a_bad_batch_is_named_before_what_followed() -> None:
-    _, tracker = tracked(Model(Layer("head", ("copy",))), replay=False)
-    event = failure(tracker, [1.0, NAN]).event
-    assert (event.phase, event.tensor, event.operation) == ("input", "x", None)
-    assert "is inferred" in event.notes[0]
 
 
 def test_data_that_a_layer_dealt_with_is_not_blamed_without_a_replay() -> None:

@@ -108,15 +108,6 @@ class TestTables:
         with pytest.raises(TypeError, match=r"cannot find an array in a polars.*LazyFrame"):
             anynan.check(frame.lazy())
 
-    def test_rows_of_a_table_in_a_data_path(self) -> None:
-        pd: Any = pytest.importorskip("pandas")
-        frame = pd.DataFrame({"a": [1.0, NAN, 2.0, NAN]})
-        with pytest.raises(anynan.NonFiniteError) as caught:
-            list(anynan.watch([frame], "table"))
-        event = caught.value.event
-        assert event.tensor == "table['a']"
-        assert event.cause.evidence == "2 of 4 rows are bad: 1, 3"
-
 
 @pytest.mark.parametrize("kind", ["plain", "object", "masked", "structured", "column"])
 def test_no_copy_is_kept(kind: str) -> None:

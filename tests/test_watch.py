@@ -86,15 +86,6 @@ def test_actions() -> None:
     assert [item.filename for item in record] == [__file__]
 
 
-def test_the_environment_overrides(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ANYNAN", "off")
-    assert len(list(anynan.watch([spoiled()]))) == 1
-    monkeypatch.setenv("ANYNAN", "record")
-    watched = anynan.watch([spoiled()])
-    assert len(list(watched)) == 1
-    assert len(watched.events) == 1
-
-
 def test_minus_infinity_is_suspect_and_what_is_expected_is_let_in() -> None:
     mask = [np.array([0.0, -INF])]
     watched = anynan.watch(mask)

@@ -4,7 +4,6 @@ import importlib
 import inspect
 import re
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -43,13 +42,6 @@ def _name(page: Path) -> str:
 @pytest.mark.parametrize("page", PAGES, ids=_name)
 def test_a_page_is_at_most_200_lines(page: Path) -> None:
     assert len(page.read_text(encoding="utf-8").splitlines()) <= LINES
-
-
-@pytest.mark.parametrize("page", PAGES, ids=_name)
-def test_a_heading_is_at_most_one_level_below_the_one_above(page: Path) -> None:
-    text = re.sub(r"(?ms)^```.*?^```", "", page.read_text(encoding="utf-8"))
-    levels = [len(marks) for marks in re.findall(r"(?m)^(#+) ", text)]
-    assert all(below - above <= 1 for above, below in pairwise(levels))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=_name)
