@@ -61,31 +61,12 @@ def test_skip_needs_a_state_to_go_back_to():
         tracked(GOOD)
 
 
-def test_patience_skips_first_and_raises_then():
-    tracked = anynan.jax.track(train_step, advanced=anynan.Advanced(patience=1))
-    state = start()
-    with pytest.warns(anynan.AnynanWarning, match="skipped 1 of 1"):
-        *after, _ = tracked(*state, BAD)
-    assert same(tuple(after), state)
-    with pytest.raises(anynan.NonFiniteError):
-        tracked(*after, BAD)
-
-
 def test_an_action_that_does_not_stop_leaves_the_results_as_they_are():
     tracked = anynan.jax.track(train_step, action="warn")
     with pytest.warns(anynan.AnynanWarning, match="NaN first appeared in `"):
         out = tracked(*start(), BAD)
     assert same(out, jax.jit(train_step)(*start(), BAD))
     assert len(tracked.events) == 1
-
-
-def test_a_donated_state_is_enough_for_a_replay():
-    tracked = anynan.jax.track(jax.jit(train_step, donate_argnums=(0, 1)))
-    state = start()
-    *state, _ = tracked(*state, GOOD)
-    event = failure(tracked, *state, BAD)
-    assert event.operation.name == "log"
-    assert all(x.is_deleted() for x in jax.tree.leaves(state))
 
 
 def test_what_a_donation_hides_is_said_with_the_way_out():

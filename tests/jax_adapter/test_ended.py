@@ -83,17 +83,3 @@ def test_what_a_function_computed_that_has_returned_is_told_and_not_called_again
     assert len(calls) == 1
     assert [event.operation.name for event in found.bad()] == ["log"]
     assert found.bad()[0].operation.source.text == "return jnp.log(-x)"
-
-
-@pytest.mark.parametrize("given", [0, "nan"])
-def test_a_mask_counts_and_a_number_is_told_where_the_exception_names_them(given, library):
-    watching = watched(action="record", level="step")
-    found = next(watching)
-    with pytest.raises(ValueError, match="invalid scale") as caught:
-        library["checked"](jnp.log(jnp.arange(3.0)) if given == 0 else float(given))
-    found.ended_by = caught.value
-    list(watching)
-    assert [event.operation.name for event in found.bad()] == (["log"] if given == 0 else [])
-    line = caught.tb.tb_lineno
-    told = [f"nan was refused as `scale`, at test_ended.py:{line}"]
-    assert found.harms == ([] if given == 0 else told)

@@ -197,14 +197,3 @@ def test_an_assert_of_eager_code_takes_the_report_along():
     assert isinstance(error.__cause__, AssertionError)
     assert isinstance(error, anynan.NonFiniteError)
     assert jnp.log is before
-
-
-def test_what_waits_to_be_read_goes_along_with_an_exception_that_leaves_the_block():
-    def block():
-        lag = anynan.Advanced(lag=1)
-        with anynan.jax.track(lambda x: jnp.log(x).sum(), advanced=lag) as tracker:
-            assert jnp.isfinite(tracker(jnp.array([1.0, -1.0])))
-
-    error = raised(block)
-    assert type(error) is AssertionError
-    assert any("log(-1.0)" in note for note in error.__notes__)

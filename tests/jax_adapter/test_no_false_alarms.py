@@ -22,17 +22,6 @@ def masked_softmax(x):
     return jax.nn.softmax(scores, axis=-1)
 
 
-def beam(x):
-    def step(state, logits):
-        scores, done = state
-        total = jnp.where(done, -jnp.inf, scores + jax.nn.log_softmax(logits))
-        best = jnp.argmax(total)
-        return (total, done.at[best].set(True)), best
-
-    state = (jnp.array([0.0, -jnp.inf, -jnp.inf]), jnp.zeros(3, bool))
-    return lax.scan(step, state, jnp.stack([x[0], x[1]]))[1]
-
-
 def random_numbers(key, x):
     key, sub = jax.random.split(key)
     keep = jax.random.bernoulli(sub, 0.5, x.shape)
@@ -46,7 +35,6 @@ def small_floats(x):
 
 CASES = {
     "masked_softmax": (masked_softmax, X.at[1].set(1.0)),
-    "beam_search": (beam, X),
     "integers_and_booleans": (
         lambda x, y: (x // 2, y | True, x.sum()),
         jnp.arange(3),

@@ -65,14 +65,6 @@ def test_shard_map_names_the_shard():
     assert "shard 2" in render(event)
 
 
-def test_a_collective_spreads_what_one_shard_made():
-    def fn(x):
-        return sharded(lambda x: jax.lax.psum(jnp.sqrt(x), "i"), P())(x).sum()
-
-    event = caught(fn, jnp.array(BAD))
-    assert (event.operation.name, event.shard) == ("sqrt", 2)
-
-
 def test_pmap():
     fn = jax.pmap(lambda x: jnp.log(x))
     event = caught(lambda x: fn(x).sum(), jnp.array(BAD).reshape(8, 2))

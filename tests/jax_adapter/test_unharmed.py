@@ -127,20 +127,6 @@ def test_a_compiled_function_is_transformed_as_it_is_and_watched_afterwards(name
     assert any(line.startswith("anynan: double: nothing went bad") for line in found.lines())
 
 
-def test_an_nnx_variable_in_a_container_keeps_what_a_step_writes(found):
-    variable = nnx.Param(jnp.array(0.0))
-
-    @nnx.jit
-    def step(given):
-        for each in jax.tree.leaves(given, is_leaf=lambda x: isinstance(x, nnx.Variable)):
-            each[...] += 1
-
-    step([variable])
-    step([variable])
-    assert variable[...] == 2
-    assert any("runs unwatched" in line for line in found.lines())
-
-
 MODULES = {
     "model": lambda eqx, model: model,
     "slope": lambda eqx, model: eqx.filter_grad(model.__class__.loss),

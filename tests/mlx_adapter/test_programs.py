@@ -49,15 +49,6 @@ class Images(nn.Module):
         return self.linear(x.reshape(x.shape[0], -1))
 
 
-class Recurrent(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lstm, self.gru = nn.LSTM(8, 8), nn.GRU(8, 8)
-
-    def __call__(self, x: Any) -> Any:
-        return self.gru(self.lstm(x)[0])
-
-
 class Words(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -75,10 +66,6 @@ def total(out: Any) -> Any:
     return sum(total(part) for part in parts if not isinstance(part, int))
 
 
-def second(net: Any, x: Any) -> Any:
-    return mx.square(mx.grad(lambda x: net(x).sum())(x)).sum()
-
-
 X, ADAM = (2, 8), partial(optimizers.Adam, 1e-3)
 
 
@@ -87,9 +74,7 @@ PROGRAMS: dict[str, tuple[Any, ...]] = {
     "a layer that runs twice": (Twice, ADAM, X),
     "containers": (Nested, ADAM, X),
     "convolutions": (Images, ADAM, (2, 8, 8, 3)),
-    "recurrent layers": (Recurrent, partial(optimizers.SGD, 0.01), (2, 5, 8)),
     "words": (Words, ADAM, (2, 3)),
-    "a second derivative": (Twice, ADAM, X, second),
     "half precision": (Twice, ADAM, X, lambda net, x: total(net(x)), mx.bfloat16),
 }
 

@@ -138,16 +138,6 @@ def test_a_bad_weight_is_named_as_tracking_begins() -> None:
     assert (event.phase, event.parameter) == ("parameter", "first.bias")
 
 
-def test_two_models_of_one_step_have_the_names_that_the_program_gives_them() -> None:
-    encoder, decoder = Net(), Net()
-
-    def step(x: Any) -> Any:
-        return decoder(encoder(x) * -1.0)
-
-    event = failure(anynan.mlx.track(step), GOOD)
-    assert event.layer == "decoder.root"
-
-
 def test_a_batch_norms_running_statistics_are_buffers_and_what_they_were() -> None:
     net = nn.Sequential(nn.BatchNorm(2), Root())
     with anynan.mlx.track(lambda x: net(x).sum(), action="record") as step:
