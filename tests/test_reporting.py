@@ -362,21 +362,6 @@ def test_which_model_it_is_about_is_said_where_it_is_asked() -> None:
     assert Event.from_json(made.to_json()) == made
 
 
-def test_a_file_below_the_working_directory_is_named_from_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    made = EVENTS["loss_neginf"].operation
-    assert made is not None
-    for file, shown in (
-        (str(tmp_path / "train.py"), " train.py:3 in step"),
-        ("/elsewhere/train.py", " /elsewhere/train.py:3 in step"),
-    ):
-        source = Source(file, 3, "step", "x" * 300 + " y")
-        text = render(replace(EVENTS["loss_neginf"], operation=replace(made, source=source)))
-        assert shown in text
-
-
 LONG_LINE = (
     'return {"one": a.sum(), "two": b.sum(), "three": c.mean(axis=0), "four": x / (x - x), '
     '"five": a + b + c, "six": a - b - c, "seven": (a * b * c).sum(axis=0)}'

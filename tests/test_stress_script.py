@@ -87,11 +87,9 @@ model = Model()
         ("x = next(rows)", True),
         ("x = np.ones(2)", False),  # of the arrays' own library
         ("x = model()", False),
-        ("x = read() * w", False),
         ("x = i and read()", False),  # from what the loop hands on
         ("x = float(read().sum())", False),
         ("x, y = train(), read()", False),
-        ("x, y = read(), train()", False),
         ("x = nothing()", False),
     ],
 )

@@ -126,32 +126,12 @@ def test_complex_numbers_have_magnitude_but_no_order() -> None:
     assert anynan.summarize(np.array([1e-310 + 1j])).subnormal == 1
 
 
-def test_only_unmasked_values_count() -> None:
-    x = np.ma.array(
-        [[1.0, NAN, 5.0], [INF, NAN, 0.0]], mask=[[False, True, True], [True, False, False]]
-    )
-    found = anynan.summarize(x)
-    assert (found.nan, found.posinf, found.zero, found.max) == (1, 0, 1, 1.0)
-    assert found.first_bad == (1, 1)
-    assert anynan.summarize(x.T).first_bad == (1, 1)
-    assert found.size == 6
-
-
 def test_the_first_bad_index_is_in_c_order_whatever_the_memory_order() -> None:
     x = np.zeros((300, 400), order="F")
     x[200, 1] = x[7, 399] = NAN
     assert anynan.summarize(x).first_bad == (7, 399)
     assert anynan.summarize(x.T).first_bad == (1, 200)
     assert anynan.summarize(x[::-1]).first_bad == (99, 1)
-
-
-@pytest.mark.parametrize(
-    "x", [np.array("nan"), np.array([None, "nan"], object), np.zeros(2, "M8[s]")]
-)
-def test_what_has_no_numbers_has_no_statistics(x: Array) -> None:
-    found = anynan.summarize(x)
-    assert found.bad == 0
-    assert found.absmax is found.mean is None
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 import anynan
 from anynan._steps.tracked import inside
 from tests.fake_adapter import track
-from tests.fake_steps import BAD, GOOD, failure, make, repeat, tracked
+from tests.fake_steps import BAD, GOOD, failure, make, tracked
 
 # Reading later.
 
@@ -23,15 +23,6 @@ def test_every_n_steps_reads_then_and_finds_what_happened_before() -> None:
     error = failure(tracker, GOOD)
     assert error.event.step == 1
     assert model.updates == 3
-
-
-def test_check_reads_now() -> None:
-    _, tracker = tracked(read=100)
-    tracker(BAD)
-    assert tracker.events == ()
-    failure(tracker.flush)
-    tracker.flush()
-    assert len(tracker.events) == 1
 
 
 def test_unread_rows_are_read_at_remove_and_warned_about() -> None:
@@ -104,15 +95,6 @@ def test_clear_forgets_events_readings_and_counts_but_keeps_watching() -> None:
     assert tracker.history.nbytes == 0
     tracker(BAD)
     assert [event.step for event in tracker.events] == [1]
-
-
-def test_what_is_not_watched_is_said_once_and_listed() -> None:
-    _, tracker = tracked()
-    with pytest.warns(anynan.AnynanWarning, match="anynan: layer x is not watched") as record:
-        repeat(inside(tracker).judge.say, "layer x is not watched", 2)
-    assert len(record) == 1
-    assert tracker.notes == ("layer x is not watched",)
-    assert "note      layer x is not watched" in tracker.report()
 
 
 # In the function's place.

@@ -68,13 +68,3 @@ def test_headroom_is_nothing_at_an_inf_and_what_a_mask_holds_is_left_out() -> No
     mask = forward_only(Model(Layer("mask", ("log",)), Layer("out", ("exp",))), action="record")
     mask([0.0])
     assert all(map(math.isfinite, mask.metrics(layers=True).values()))
-
-
-def test_report_tells_steps_headroom_and_events() -> None:
-    _, tracker = tracked(action="record")
-    assert "none yet" in tracker.report()
-    tracker(GOOD)
-    tracker(BAD)
-    text = tracker.report()
-    for words in ("anynan: step", "0 to 1", "1 bad", "headroom", "blocks.0", "bits"):
-        assert words in text, text

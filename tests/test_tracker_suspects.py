@@ -36,16 +36,6 @@ def test_a_contained_origin_is_shown_as_a_suspect() -> None:
     assert tracker.count("suspect") == 1
 
 
-def test_a_harmful_origin_that_no_reading_showed_is_bad() -> None:
-    tracker = forward_only(one("copy"))
-    seen = seen_by_a_watcher("log", batch=BAD)
-    event = failure(
-        inside(tracker).judge.operations, inside(tracker).judge.rows(), lambda: seen
-    ).event
-    assert (event.layer, event.operation.name) == ("layer", "log")
-    assert adapter_of(tracker).replays == 0
-
-
 # The guard on the gradient norm.
 
 
@@ -60,18 +50,6 @@ def test_a_jump_of_the_gradient_norm_warns() -> None:
     assert event.cause.tag == "exploding_gradient"
 
 
-def test_what_is_soft_stays_soft_around_an_inner_one() -> None:
-    _, tracker = tracked(one("multiply", weight=1.0))
-    with inside(tracker).judge.softly():
-        with inside(tracker).judge.softly(on=False):
-            pass
-        with inside(tracker).judge.softly():
-            pass
-        with pytest.warns(anynan.AnynanWarning):
-            tracker([INF])
-    failure(tracker, [INF])
-
-
 def test_a_jump_that_the_policy_makes_bad_raises() -> None:
     policy = anynan.Policy(spike=10, bad=("spike",))
     model, tracker = tracked(one("multiply", weight=1.0), policy=policy)
@@ -81,17 +59,6 @@ def test_a_jump_that_the_policy_makes_bad_raises() -> None:
     assert not isinstance(error, anynan.NonFiniteError)
     assert error.event.kind == "spike"
     assert model.updates == 6
-
-
-def test_a_gradient_that_is_not_finite_is_no_jump() -> None:
-    policy = anynan.Policy(spike=10, bad=("spike",))
-    _, tracker = tracked(one("multiply", weight=1.0), policy=policy, backward=False)
-    for _ in range(6):
-        tracker([1.0])
-    rows = inside(tracker).judge.rows()
-    inside(tracker).judge.guard(rows, INF)
-    inside(tracker).judge.guard(rows, NAN)
-    assert tracker.events == ()
 
 
 # Unfit input.
