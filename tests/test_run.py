@@ -267,46 +267,6 @@ def test_each_rank_has_a_report_of_its_own(tmp_path: Path, monkeypatch: pytest.M
     assert {path.name for path in tmp_path.glob("*.md")} == {"found-rank1.md", "found-rank2.md"}
 
 
-RANKS = """
-import lightning, sys, torch
-
-class Module(lightning.LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(4, 1)
-
-    def training_step(self, batch, index):
-        loss = self.layer(batch).square().mean()
-        return torch.log(-1 - loss) if index == 2 and self.global_rank == 1 else loss
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=1e-3)
-
-if __name__ == "__main__":
-    lightning.Trainer(
-        max_epochs=1, accelerator="cpu", devices=2, strategy=sys.argv[1], logger=False,
-        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
-    ).fit(Module(), torch.utils.data.DataLoader(torch.ones(32, 4), batch_size=2))
-    print("done")
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.multiprocess
-@pytest.mark.tier(2)
-@pytest.mark.parametrize(("strategy", "ends"), [("ddp", 2), ("ddp_spawn", 1)])
-def test_ranks_that_lightning_starts_agree_on_what_one_of_them_found(
-    strategy: str, ends: int, tmp_path: Path
-) -> None:
-    pytest.importorskip("lightning")
-    (tmp_path / "ranks.py").write_text(RANKS)
-    done = python("-m", "anynan", "run", "ranks.py", strategy, cwd=tmp_path)
-    assert (done.returncode, done.stdout.count("done")) == (0, ends), done.stderr
-    assert done.stderr.count("op      log                     ranks.py:11 in training_step") == 2
-    assert done.stderr.count("do not act together") == 0
-    assert "DistributedDataParallel" not in done.stderr  # the step has it
-
-
 DYING = {
     "int(np.array([np.nan])[0])": "ValueError",
     "raise RuntimeError('the loss is not finite')": "RuntimeError",
