@@ -190,64 +190,8 @@ def test_a_gradient_of_a_model_that_no_optimizer_updates_is_told_once(
     assert said.count(" event ") == 1
 
 
-TAKEN = """
-import numpy as np, torch
-torch.manual_seed(0)
-model = torch.nn.Linear(1, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-values = torch.rand(8)
-for i in range(3):
-    out = model(torch.ones(4, 1))
-    chosen = {chosen}
-    chosen = (chosen - chosen.mean()) / chosen[:1].std()
-    loss = (out * chosen).mean()
-    optimizer.zero_grad(); loss.backward(); optimizer.step()
-"""
-
-
-def test_what_is_made_of_numpy_is_followed_where_it_is_gone(tmp_path: Path) -> None:
-    _, _, said = run(tmp_path, TAKEN.format(chosen="torch.as_tensor(np.ones(4)).float() * 2"))
-    assert "op std" in said
-    assert "[variance_of_one]" in said
-
-
-FUNCTION = """
-import torch
-class Own(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, scale):
-        ctx.save_for_backward(x)
-        return {forward}
-    @staticmethod
-    def backward(ctx, g):
-        (x,) = ctx.saved_tensors
-        return {backward}, None
-{weights}
-x = torch.ones(8, 4)
-for i in range(3):
-    loss = Own.apply(({out}) * (i != 1), 2.0).mean()
-    optimizer.zero_grad(); loss.backward(); optimizer.step()
-print(torch.is_grad_enabled())
-"""
-OF_TENSORS = "w = torch.ones(4, 1, requires_grad=True); optimizer = torch.optim.SGD([w], lr=0.01)"
-OF_MODEL = "w = torch.nn.Linear(4, 1); optimizer = torch.optim.SGD(w.parameters(), lr=0.01)"
-
-
-@pytest.mark.parametrize(
-    ("weights", "out", "forward", "backward", "wanted"),
-    [
-        (OF_TENSORS, "x @ w", "x.abs() * scale", "g * x / x.abs()", "in backward"),
-        (OF_MODEL, "w(x)", "(x / x) * scale", "g * 0", "in forward"),
-    ],
-)
-def test_a_function_with_a_gradient_of_its_own_is_told_with_its_line(
-    weights: str, out: str, forward: str, backward: str, wanted: str, tmp_path: Path
-) -> None:
-    program = FUNCTION.format(weights=weights, out=out, forward=forward, backward=backward)
-    _, printed, said = run(tmp_path, program)
-    assert printed == "True\n"
-    assert "op divide" in said and wanted in said
-    assert "1 bad in 3 steps" in said
+OF_TENSORS = "w = torch.ones(4, 1, requires_grad=True); optimizer = torch.optim.Adam([w])"
+OF_MODEL = "w = torch.nn.Linear(4, 1); optimizer = torch.optim.Adam(w.parameters())"
 
 
 @pytest.mark.parametrize(("weights", "out"), [(OF_TENSORS, "x @ w"), (OF_MODEL, "w(x)")])
@@ -256,7 +200,7 @@ def test_optimizer_state_that_is_bad_as_the_program_ends_counts(
 ) -> None:
     program = f"""
     import torch
-    {weights.replace("SGD", "Adam")}
+    {weights}
     x = torch.ones(8, 4)
     ({out}).mean().backward(); optimizer.step()
     next(iter(optimizer.state.values()))["exp_avg_sq"].fill_(torch.nan)

@@ -191,29 +191,3 @@ def test_an_average_that_never_runs_is_looked_at(
     end = "del average" if re.search(r"i != [01]\)", made) else ""
     program = AVERAGE.format(made=made, steps=steps, data=data, of=of, end=end)
     assert said in run(tmp_path, program)[2]
-
-
-WEIGHT_MADE = """
-import torch
-torch.manual_seed(0)
-def normalize(module, given):
-    with torch.no_grad():
-        u = module.weight_orig @ (module.weight_orig.t() @ module.u)
-        module.u = u / {norm}
-    module.weight = module.weight_orig / (module.u @ module.weight_orig).norm()
-layer = torch.nn.Linear(4, 8)
-weight = layer.weight
-del layer._parameters["weight"]
-layer.register_parameter("weight_orig", weight)
-layer.register_buffer("u", torch.randn(8))
-layer.register_forward_pre_hook(normalize)
-model = torch.nn.Sequential(layer, torch.nn.ReLU(), torch.nn.Linear(8, 1))
-loss = model(torch.randn(8, 4)).square().mean()
-loss.backward()
-"""
-
-
-def test_a_buffer_that_a_hook_of_the_programs_replaces_was_not_bad_before(tmp_path: Path) -> None:
-    told = run(tmp_path, WEIGHT_MADE.format(norm="(u - u).norm()"))[2]
-    assert "op divide" in told and "module.u = u / (u - u).norm()" in told
-    assert "[bad_parameter]" not in told

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -260,35 +259,6 @@ def test_a_layer_called_past_the_model_is_said() -> None:
 
 
 # Nothing to report.
-
-
-def test_a_placed_positive_inf_is_a_suspect_and_replayed_once() -> None:
-    ran = ContextVar[list[bool]]("ran", default=[])  # noqa: B039  a second run puts back plain lists
-
-    class Distances(nn.Module):
-        """Give Inf where there is no edge, as for shortest paths."""
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            ran.get().append(anynan.replaying())
-            return x.masked_fill(x < 0, math.inf)
-
-    class Nearest(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.distances = Distances()
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.distances(x).min(-1).values
-
-    model = Nearest()
-    with anynan.torch.track(model) as tracker, torch.no_grad():
-        for _ in range(3):
-            model(torch.tensor([[1.0, -1.0]]))
-    assert {(event.layer, event.kind, event.severity) for event in tracker.events} == {
-        ("distances", "posinf", "suspect")
-    }
-    assert sum(ran.get()) == 1
-    assert "only placed values" in tracker.report()
 
 
 # What comes after an update in the same step.

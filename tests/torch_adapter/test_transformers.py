@@ -97,63 +97,6 @@ def test_accumulation_clipping_and_the_filtered_log_hide_nothing(
     assert all(p.isfinite().all() for p in net.parameters())
 
 
-def language_model() -> tuple[Any, Any]:
-    """Give a language model and its tokenizer, both small, and nothing downloaded."""
-    tokenizers = pytest.importorskip("tokenizers")
-    words = {word: i for i, word in enumerate(["<pad>", "</s>", *"abcdef"])}
-    model = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, "<pad>"))
-    tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=model, pad_token="<pad>", eos_token="</s>"
-    )
-    torch.manual_seed(0)
-    settings = transformers.LlamaConfig(
-        vocab_size=8, hidden_size=16, intermediate_size=16, num_hidden_layers=2,
-        num_attention_heads=2, max_position_embeddings=16, pad_token_id=0, eos_token_id=1,
-    )  # fmt: skip
-    return transformers.LlamaForCausalLM(settings), tokenizer
-
-
-@pytest.mark.parametrize("where", ["forward", "loss"])
-@pytest.mark.parametrize("tracked", ["monitor", "track"])
-def test_a_trainer_of_trl(tracked: str, where: str, tmp_path: Any) -> None:
-    trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
-    rows = datasets.table.InMemoryTable.from_pydict({"input_ids": [[2, 3, 4]] * 8})
-    data = datasets.Dataset(rows, fingerprint="rows")  # it would be made by pickling all of it
-    model, tokenizer = language_model()
-
-    def bad(x: torch.Tensor) -> torch.Tensor:
-        return (-1 - x.square()).log() if made.state.global_step == 2 else x
-
-    class Fault(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return bad(x) if where == "forward" else x
-
-    def loss_of(outputs: Any, labels: Any, **_: Any) -> torch.Tensor:
-        loss = outputs.logits.square().mean()
-        return bad(loss) if where == "loss" else loss
-
-    model.model.norm = nn.Sequential(model.model.norm, Fault())
-    monitor = anynan.transformers.Monitor("record")
-    arguments = trl.SFTConfig(
-        str(tmp_path), per_device_train_batch_size=2, max_steps=4, report_to=[], bf16=False,
-        save_strategy="no", use_cpu=True, disable_tqdm=True, gradient_checkpointing=False,
-        dataset_kwargs={"skip_prepare_dataset": True},
-    )  # fmt: skip
-    made = trl.SFTTrainer(
-        model, arguments, train_dataset=data,
-        processing_class=tokenizer, compute_loss_func=loss_of,
-        callbacks=[monitor] if tracked == "monitor" else [],
-    )  # fmt: skip
-    tracker: Any = monitor
-    if tracked == "track":
-        tracker = anynan.transformers.track(made, action="record")
-    made.train()
-    event = tracker.events[0]
-    wanted = ("model.norm.1", "forward") if where == "forward" else (None, "loss")
-    assert (event.layer, event.phase, event.operation.name) == (*wanted, "log")
-    assert event.operation.source.file == __file__
-
-
 def test_a_trainer_that_is_tracked_names_its_own_step_beside_that_of_the_batch(
     tmp_path: Any,
 ) -> None:

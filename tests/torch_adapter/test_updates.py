@@ -10,6 +10,7 @@ from torch import Tensor, nn
 import anynan
 from anynan import NonFiniteError
 from tests.flat import split
+from tests.torch_adapter.training import Fault, bad
 
 
 def test_a_weight_spoiled_by_hand_is_named_with_the_line_that_did_it() -> None:
@@ -95,13 +96,7 @@ def test_what_no_optimizer_holds_was_not_written_by_one() -> None:
 def test_what_follows_from_an_update_that_went_through(
     fault: str, read: Any, tracked: str, *, parameters: bool
 ) -> None:
-    class Layer(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            if bad and fault == "forward":
-                return torch.log(-1 - x.abs())
-            return torch.sqrt(x * 0) if bad and fault == "backward" else x
-
-    model = nn.Sequential(nn.Linear(4, 4), Layer(), nn.Linear(4, 1))
+    model = nn.Sequential(nn.Linear(4, 4), Fault(), nn.Linear(4, 1))
     optimizer = torch.optim.AdamW(model.parameters())
 
     def step(x: torch.Tensor) -> None:
@@ -110,30 +105,26 @@ def test_what_follows_from_an_update_that_went_through(
         optimizer.step()
 
     options: Any = {"action": "record", "read": read, "parameters": parameters}
-    if tracked == "model":
-        tracker = anynan.torch.track(model, **split(options))
-    else:
-        step = tracker = anynan.torch.track(step, **split(options))
+    tracker = anynan.torch.track(model if tracked == "model" else step, **split(options))
+    run = step if tracked == "model" else tracker
     for i in range(6):
-        bad = i == 3
+        model[1].armed = fault if i == 3 else None
         x = torch.ones(2, 4)
-        if bad and fault == "input":
-            x[0, 0] = math.nan
-        step(x)
+        x[0, 0] = math.nan if i == 3 and fault == "input" else 1.0
+        run(x)
     tracker.flush()
-    first = fault
-    (event,) = [event for event in tracker.events if event.severity == "bad"]
+    (event,) = bad(tracker)
     assert (event.step, event.phase) == (3, fault)
     assert event.spread.count > 1
     assert "since the update of step 3" in tracker.report()
     # A fault of its own is told as such once the weights are good again.
     model.load_state_dict({k: torch.ones_like(v) for k, v in model.state_dict().items()})
     optimizer.state.clear()
-    fault, bad = "forward", True
-    step(torch.ones(2, 4))
+    model[1].armed = "forward"
+    run(torch.ones(2, 4))
     tracker.flush()
-    found = [(e.step, e.times) for e in tracker.events if e.severity == "bad"]
-    assert found == ([(3, 2)] if first == "forward" else [(3, 1), (6, 1)])
+    found = [(event.step, event.times) for event in bad(tracker)]
+    assert found == ([(3, 2)] if fault == "forward" else [(3, 1), (6, 1)])
 
 
 def test_tensors_outside_of_modules_that_an_optimizer_holds() -> None:

@@ -65,17 +65,12 @@ json.dump(said, sys.stdout)
 """
 
 
-def _programs() -> dict[str, str]:
-    levels = {
-        "layer": ("layer", "auto"),
-        "step": ("layer", "step"),
-        "operation": ("operation", "auto"),
-    }
-    trained = {name: TRAIN.format(level=level, read=read) for name, (level, read) in levels.items()}
-    return {"README": FIRST[1], "demo": DEMO, **trained}
-
-
-PROGRAMS = _programs()
+PROGRAMS = {
+    "README": FIRST[1],
+    "demo": DEMO,
+    "layer": TRAIN.format(level="layer", read="auto"),
+    "operation": TRAIN.format(level="operation", read="auto"),
+}
 programs = pytest.mark.parametrize("program", PROGRAMS)
 
 
