@@ -320,6 +320,16 @@ def test_what_a_reported_function_made_is_no_fault_of_the_next(found):
     assert any("not reported again" in line for line in lines)
 
 
+def test_what_comes_back_through_another_function_is_no_fault_of_the_first(found):
+    attack = jax.jit(lambda w, x: x / jnp.sum(jnp.abs(x)) + 0 * jnp.sum(w))
+    train = jax.jit(lambda w, x: w - jax.grad(lambda w: jnp.sum((x @ w) ** 2))(w))
+    w = jnp.ones((3, 2))
+    for i in range(4):
+        w = train(w, attack(w, jnp.full((4, 3), float(i != 1))))
+    (event,) = found.bad()
+    assert (event.step, event.operation.name) == (1, "divide")
+
+
 def test_what_cannot_be_traced_is_told_to_be_bad_all_the_same(found):
     def loss(x):
         return jnp.log(x) if x > 1 else jnp.sqrt(x)

@@ -106,7 +106,7 @@ class StepReader(BaseAdapter):
         finally:
             self._local.step = None
             self._spoilt = {} if fine or rows.failed is None else self._spoils(step)
-            if rows.failed is not None:
+            if rows.failed is not None or self._maker is not None:  # it or what came in was told
                 self.remember(step.outs, rows.number)
         if rows.failed is None:
             self.tracker.judge.known_clean(rows.number + 1)

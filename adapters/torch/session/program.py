@@ -225,6 +225,7 @@ class Watch:
             tracker = _Program(Watch.program, self._options, NAME)
             self._adapter = Program(tracker)
             begin(tracker, self._adapter)
+            tracker.judge.steps.since_the_start()
             self._found.add(tracker)
         return self._adapter
 
