@@ -136,7 +136,9 @@ def _loss(program: Program, points: list[ProbePoint], found: dict[int, Flag]) ->
 def _norm(program: Program, found: dict[int, Flag]) -> float | None:
     """Give the L2 norm over the gradients of all weights, None where one was not seen whole."""
     mine = [found.get(i) for i in _gradients(program)]
-    seen = [f.row[-1] for f in mine if f is not None and f.shard is None and not f.its]
+    whole = [f for f in mine if f is not None and f.shard is None and not f.its]
+    # Of what did not run, as in the other branch, the smallest value is above the largest.
+    seen = [f.row[-1] for f in whole if not f.row[1] > f.row[2]]
     if not seen or len(seen) < len(mine):
         return None
     total = math.hypot(*map(float, seen))
