@@ -1,6 +1,7 @@
 """A second run among other code: threads, checkpoints, modes, interrupts, the user's objects."""
 
 import os
+import random
 import signal
 import threading
 import time
@@ -8,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -101,6 +103,35 @@ def test_threads_that_share_a_tracked_model() -> None:
     assert {(event.layer, event.kind) for event in told} == {("", "nan")}
     assert any("another thread" in note for event in told for note in event.notes)
     assert sum(event.times for event in tracker.events) == len(told)
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [lambda: float(torch.rand((), dtype=torch.float64)), random.random, np.random.rand],
+    ids=["torch", "python", "numpy"],
+)
+def test_random_numbers_of_another_thread_do_not_repeat(draw: Callable[[], float]) -> None:
+    def step(x: Tensor) -> Tensor:
+        draw()
+        before, tries = len(drawn), 0
+        while len(drawn) < before + 2 and tries < 1000:  # a busy machine may not run it for long
+            tries += 1
+            time.sleep(0.001)
+        return model(x)
+
+    model, drawn = Bad(), list[float]()
+
+    def others() -> None:
+        drawn.append(draw())
+        for _ in range(1000):
+            pass
+
+    step = anynan.torch.track(step, action="record")
+    with beside(others):
+        for _ in range(3):
+            step(torch.ones(1, 2))
+    assert len(set(drawn)) == len(drawn)
+    assert any("random numbers" in note for event in step.events for note in event.notes)
 
 
 # Contexts of the program.

@@ -186,6 +186,20 @@ def test_readings_are_those_of_the_eager_model_in_as_many_graphs_and_the_origin_
     tracker.remove()
 
 
+def test_compiled_by_a_function_around_the_model() -> None:
+    net = Net()
+    with anynan.torch.track(net) as tracker:
+        call = torch.compile(lambda x: net(x) * 2, backend=BACKEND, fullgraph=True)
+        train(call, net, 2)
+        assert ("blocks.1.linear", "backward", "grad") in named(tracker)
+        spoil(net)
+        with pytest.raises(NonFiniteError) as caught:
+            train(call, net, 1)
+    assert caught.value.event.layer == "blocks.1"
+    assert "own call is part of the compiled code" in str(caught.value)
+    assert not counters["graph_break"]
+
+
 def test_a_tracked_step_around_a_compiled_model() -> None:
     net = Net()
     call = torch.compile(net, backend=BACKEND, fullgraph=True)
@@ -230,6 +244,25 @@ def test_a_fault_in_the_backward_pass() -> None:
     assert (event.layer, event.phase, event.operation.name) == ("1", "backward", "sqrt")
     assert event.cause.tag == "norm_gradient_at_zero"
     assert torch.equal(model[0].weight, weight)
+    tracker.remove()
+
+
+def test_the_second_of_several_calls_in_a_step() -> None:
+    net = Net()
+    tracker = anynan.torch.track(net)
+    call = torch.compile(net, backend=BACKEND, fullgraph=True)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    batches = [torch.randn(4, 8) for _ in range(3)]
+    for x in batches:
+        call(x).mean().backward()
+    optimizer.step()
+    batches[1][2, 3] = 1e38
+    with pytest.raises(NonFiniteError) as caught:
+        for x in batches:
+            call(x).mean().backward()
+        optimizer.step()
+    event = caught.value.event
+    assert (event.layer, event.call, event.step) == ("blocks.0.norm", 1, 1)
     tracker.remove()
 
 

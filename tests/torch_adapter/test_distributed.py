@@ -275,6 +275,15 @@ def test_a_bad_shard_of_a_weight_is_named_with_its_rank(two: Seen) -> None:
     assert event["phase"] in ("parameter", "optimizer")
 
 
+def test_a_rank_that_is_alone_does_not_gather_weights_for_a_replay(two: Seen) -> None:
+    for rank, result in enumerate(two("fsdp_evaluation")):
+        event = result["event"]
+        assert (event["rank"], event["layer"], event["op"]) == (rank, "fault", None)
+        (note,) = event["notes"]
+        assert note.startswith("the model's weights are sharded over the ranks, and only this")
+        assert "so it cannot be run again: the report names no operation" in note
+
+
 # What every kind of program holds.
 
 

@@ -85,6 +85,20 @@ def test_level_operation_tells_of_the_run_it_saw(fault: Any, tracked: str, read:
     assert not event.notes
 
 
+@pytest.mark.tier(2)
+def test_level_operation_runs_compiled_code_again_which_it_cannot_see() -> None:
+    class Log(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x * 0 - 1).log()
+
+    model = nn.Sequential(nn.Linear(2, 2), Log())
+    compiled = torch.compile(model, backend="eager")
+    tracker = anynan.torch.track(compiled, level="operation", action="record")
+    compiled(torch.ones(2, 2)).sum().backward()
+    tracker.flush()
+    assert named(bad(tracker)[0]) == ("1", "forward", "log")
+
+
 # A step that cannot be run again: the model's own call can.
 
 
