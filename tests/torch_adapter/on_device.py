@@ -15,6 +15,9 @@ from torch import distributed, nn
 
 import anynan
 from anynan import NonFiniteError, Policy
+from anynan._arrays.containers import leaves
+from anynan.torch.call.discovery import find_state, find_weights
+from anynan.torch.doctor import devices
 from tests.failing import failure
 from tests.flat import split
 from tests.torch_adapter import device
@@ -217,6 +220,14 @@ def test_a_compiled_model_adds_one_read() -> None:
     run.tracker.remove()
 
 
+def test_a_call_without_gradients_adds_one_read() -> None:
+    run = Run("model")
+    with torch.no_grad(), device.counted() as reads:
+        run.model(torch.randn(5, 80, device=SLATE))
+    assert len(reads) == 1
+    run.end()
+
+
 # Steps that fail.
 
 
@@ -252,6 +263,18 @@ def test_a_failing_step_is_told_of_in_small_reads(
     run.end()
 
 
+def test_a_batch_that_came_in_bad_is_told_of_with_its_rows() -> None:
+    run = Run("model").steps(1)
+    x = torch.ones(500, 80)
+    x[3], x[7, 2] = torch.nan, torch.inf
+    with pytest.raises(NonFiniteError) as caught, device.counted() as reads:
+        run.call(x.to(SLATE), torch.zeros(500, dtype=torch.long, device=SLATE))
+    assert caught.value.event.phase == "input"
+    assert "2 of 500 rows are bad: 3, 7" in str(caught.value)
+    assert max(read.size for read in reads) <= 2 * 30
+    run.end()
+
+
 def test_the_second_run_draws_the_numbers_of_the_first() -> None:
     class Rare(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -271,6 +294,32 @@ def test_the_second_run_draws_the_numbers_of_the_first() -> None:
     assert not event.notes
     assert not torch.equal(generator.get_rng_state(), before)
     tracker.remove()
+
+
+def test_the_second_run_casts_as_the_first() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)).to(SLATE)
+    tracker = anynan.torch.track(model)
+    with pytest.raises(NonFiniteError) as caught:
+        with torch.autocast(device.NAME, dtype=torch.float16):
+            loss = model(1e5 * torch.ones(4, 8, device=SLATE)).float().sum()
+        loss.backward()
+        tracker.flush()
+    event = caught.value.event
+    assert event.operation.name == "astype"
+    assert event.cause.tag == "overflow_in_dtype"
+    tracker.remove()
+
+
+def test_what_an_update_makes_bad_is_an_event_of_the_optimizer() -> None:
+    run = Run("model", optimizer=torch.optim.SGD).steps(1)
+    run.updates.param_groups[0]["lr"] = torch.inf
+    run.steps(1)
+    assert len(run.reads[-1]) == READS_OF_A_CLEAN_STEP
+    event = failure(run.steps, 1)
+    assert event.phase == "optimizer"
+    assert event.cause.tag == "optimizer_setting_bad"
+    assert max(read.size for read in run.reads[-1]) <= 2 * 30
+    run.end()
 
 
 @pytest.mark.parametrize("tracked", ["model", "step"])
@@ -354,6 +403,10 @@ def test_a_failing_call_is_kept_with_the_random_state_of_its_device(tmp_path: Pa
     assert b"random.torch_slate_0" in held
 
 
+def test_doctor_lists_the_device() -> None:
+    assert devices()[1:] == ["slate:0"]
+
+
 def test_the_cpu_and_the_device_are_compared() -> None:
     model = nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64), nn.Dropout(0.5), nn.Linear(64, 8))
     other = copy.deepcopy(model).to(SLATE)
@@ -361,6 +414,19 @@ def test_the_cpu_and_the_device_are_compared() -> None:
     assert anynan.compare(model, other, x).place is None
     other[1].eps = 1e-3
     assert anynan.compare(model, other, x).place.layer == "1"
+
+
+def test_a_search_of_what_a_step_reaches_prints_no_weight() -> None:
+    run = Run("step").steps(1)
+    assert run.updates.state
+    for look in (find_state, find_weights):
+        with device.counted() as reads:
+            look(run.step)
+        assert not reads
+    with device.counted() as reads:
+        list(leaves(dict(run.updates.state), "state"))
+    assert not reads
+    run.end()
 
 
 # Several processes.

@@ -13,8 +13,11 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 import anynan
+from anynan import NonFiniteError
+from tests.threads import the_system_tells, waiting_for_a_pipe
 
 
 class Bad(nn.Module):
@@ -105,6 +108,38 @@ def test_threads_that_share_a_tracked_model() -> None:
     assert sum(event.times for event in tracker.events) == len(told)
 
 
+def test_buffers_that_another_thread_updates_keep_its_updates() -> None:
+    class Counter(Bad):
+        def __init__(self) -> None:
+            super().__init__(0.01)
+            self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+
+        def forward(self, x: Tensor) -> Tensor:
+            with lock:
+                self.count += 1
+                if not anynan.replaying():
+                    calls.append(1)
+            return super().forward(x)
+
+    lock, calls = threading.Lock(), list[int]()
+    model = Counter()
+    anynan.torch.track(model, action="record")
+    with beside(lambda: model(torch.ones(1, 2))):
+        for _ in range(3):
+            model(torch.ones(1, 2))
+    assert int(model.count) == len(calls)
+
+
+@the_system_tells
+def test_a_library_s_thread_that_waits_does_not_forbid_a_second_run() -> None:
+    """As that of the compiler's workers does."""
+    model = nn.Sequential(nn.Dropout(), Bad())
+    tracker = anynan.torch.track(model, action="record")
+    with waiting_for_a_pipe():
+        model(torch.ones(3, 2))
+    assert tracker.events[0].operation.name == "divide"
+
+
 @pytest.mark.parametrize(
     "draw",
     [lambda: float(torch.rand((), dtype=torch.float64)), random.random, np.random.rand],
@@ -135,6 +170,19 @@ def test_random_numbers_of_another_thread_do_not_repeat(draw: Callable[[], float
 
 
 # Contexts of the program.
+
+
+def test_what_counts_operations_does_not_count_those_of_a_replay() -> None:
+    def count() -> int:
+        with FlopCounterMode(display=False) as counter:
+            model(torch.ones(1, 2))
+        return counter.get_total_flops()
+
+    model = Bad()
+    plain = count()
+    tracker = anynan.torch.track(model, action="record")
+    assert count() == plain
+    assert tracker.events[0].operation is not None
 
 
 @pytest.mark.parametrize("end", ["validation", "remove", "raised", "thread"])
@@ -223,6 +271,38 @@ def test_an_interrupt_in_a_replay_leaves_nothing_behind() -> None:
 
 
 # The user's own objects.
+
+
+class Frozen(dict):  # type: ignore[type-arg]
+    """Forbid what a dict can, as diffusers' configuration does."""
+
+    def _refuse(self, *_: Any, **__: Any) -> Any:
+        msg = "frozen"
+        raise TypeError(msg)
+
+    update = pop = setdefault = __delitem__ = clear = __setitem__ = _refuse  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("action", ["raise", "record"])
+def test_objects_that_forbid_to_be_changed(action: Any) -> None:
+    class Net(Bad):
+        def __init__(self) -> None:
+            super().__init__()
+            self.config = Frozen(a=1, b=2)
+
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    tracker = anynan.torch.track(net, action=action)
+    for _ in range(2):
+        try:
+            net(torch.ones(1, 2)).sum().backward()
+        except NonFiniteError:
+            continue
+        assert net.layer.weight.grad is not None
+        optimizer.step()
+    assert dict(net.config) == {"a": 1, "b": 2}
+    assert all(event.operation is not None for event in tracker.events)
+    assert len(tracker.events) >= 1
 
 
 def grads_of_a_leaf(track: Any) -> Any:

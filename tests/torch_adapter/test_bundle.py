@@ -58,6 +58,22 @@ def test_a_gradient_is_taken_by_autograd_from_what_arrived(tmp_path, x):
     assert (held["operation.grad"] == 3).all()
 
 
+def test_a_custom_backward(tmp_path, x):
+    class Own(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, y):
+            return y * 1
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad / (grad - grad)
+
+    fail(tmp_path / "b", Net(Own.apply), x)
+    script, outcome = again(tmp_path / "b")
+    assert "torch.ops.aten.div.Tensor" in script
+    assert outcome.same
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_low_precision_survives(tmp_path, x, dtype):
     kind = getattr(torch, dtype)
@@ -67,6 +83,18 @@ def test_low_precision_survives(tmp_path, x, dtype):
     held = load_file(tmp_path / "b" / "tensors.safetensors")
     assert {t.dtype for n, t in held.items() if n.startswith(("operation", "weights"))} == {kind}
     assert again(tmp_path / "b")[1].same
+
+
+def test_a_bad_weight(tmp_path, x):
+    model = Net(lambda y: y)
+    with torch.no_grad():
+        model.lin.weight[0, 1] = torch.nan
+    with pytest.raises(anynan.NonFiniteError, match="saved in"):
+        anynan.torch.track(model, save=tmp_path / "b")
+    outcome = again(tmp_path / "b")[1]
+    line = "saved  weights.lin.weight: (3, 4) torch.float32: 1 NaN, 0 Inf, 0 -Inf, first at [0, 1]"
+    assert line in outcome.printed.splitlines()
+    assert "no operation is known" in outcome.text
 
 
 def test_it_holds_the_call_the_layer_and_random_states(tmp_path, x):

@@ -53,6 +53,22 @@ def test_bad_batch_names_its_rows(which: str, read: Any) -> None:
     assert evidence_of(event) == "1 of 4 rows is bad: 2"
 
 
+@pytest.mark.parametrize("level", ["step", "layer", "operation"])
+@pytest.mark.parametrize("computed", [True, False])
+def test_an_input_that_was_computed_before_the_model_is_not_told_as_loaded_data(
+    level: Any, *, computed: bool
+) -> None:
+    net, scale = nn.Linear(3, 2), torch.tensor([1.0, -1.0, 1.0], requires_grad=computed)
+    with anynan.torch.track(net, level=level):
+        event = caught(lambda: net(torch.ones(4, 3) * scale.sqrt()).sum().backward())
+    assert event.phase == "input"
+    said = [note for note in event.notes if slug_of(note) == "input-computed"]
+    assert bool(said) == computed
+    for note in said:
+        assert "last by multiply, before it called Linear" in note
+        assert "anynan.torch.track(your training step) names the operation" in note
+
+
 def test_a_tracked_step_names_the_operation_before_its_model() -> None:
     net, scale = nn.Linear(3, 2), torch.tensor([1.0, -1.0, 1.0], requires_grad=True)
 
@@ -63,6 +79,23 @@ def test_a_tracked_step_names_the_operation_before_its_model() -> None:
         event = caught(lambda: tracked(torch.ones(4, 3)))
     assert name_of(event) == "sqrt"
     assert not any(slug_of(note) == "input-computed" for note in event.notes)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_data_that_is_no_argument(*, kept: bool) -> None:
+    net = nn.Linear(3, 2)
+    rows = [[1.0, 2.0, 3.0], [1.0, math.nan, 3.0]]
+    batch = [torch.tensor(rows)]
+
+    def step() -> Tensor:
+        x = batch[0] if kept else torch.tensor(rows)
+        return net(x).sum()  # type: ignore[no-any-return]
+
+    with anynan.torch.track(step) as tracked:
+        event = caught(tracked)
+    assert tag_of(event) == "bad_input"
+    assert event.phase == ("forward" if kept else "loss"), "it is not the batch"
+    assert "1 x NaN of 6" in evidence_of(event)
 
 
 @contextmanager
@@ -245,6 +278,22 @@ def test_what_an_optimizer_that_is_gone_wrote_is_put_to_nobody_else(*, dropped: 
     event = tracker.events[0]
     assert event.parameter == "bias"
     assert tag_of(event) == ("bad_parameter" if dropped else "optimizer_state_bad")
+
+
+def test_a_schedule_that_gives_a_finite_rate_again_after_the_update() -> None:
+    net = nn.Linear(2, 2, bias=False)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    rates = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 if step else math.nan)
+
+    def step(x: Tensor) -> None:
+        update(x)
+        rates.step()
+
+    update = training(net, optimizer)
+    x = torch.ones(1, 2)
+    event = first_bad_update(step, x, x, parameters=False)
+    assert tag_of(event) == "optimizer_setting_bad"
+    assert evidence_of(event) == "lr is nan"
 
 
 class Trust(torch.optim.SGD):

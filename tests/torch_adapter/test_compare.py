@@ -145,6 +145,30 @@ def test_a_layer_that_loses_digits_by_itself_is_told_from_its_heirs(x: torch.Ten
     assert local["2"] < 8
 
 
+def test_names_lead_from_one_to_the_other(model: Net, x: torch.Tensor) -> None:
+    class Port(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.h = copy.deepcopy(model.blocks)
+            self.lm = copy.deepcopy(model.head)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for block in self.h:
+                x = block(x)
+            return self.lm(x)
+
+    port = Port()
+    port.h[1].norm.eps = 1e-3
+    for names in ({"blocks.*": "h.*", "head": "lm"}, {}):
+        found = anynan.compare(model, port, x, names=names)
+        assert (found.place.layer, found.place.other) == ("blocks.1.norm", "h.1.norm")
+        assert "`blocks.1.norm` (`h.1.norm` of the second)" in found.sentence()
+    with pytest.raises(ValueError, match="fits no layer of the first model"):
+        anynan.compare(model, port, x, names={"layers.*": "h.*"})
+    with pytest.raises(ValueError, match="leads to no layer of the second model"):
+        anynan.compare(model, port, x, names={"blocks.*": "layers.*"})
+
+
 def test_what_has_no_partner_is_said_and_is_no_error(model: Net, x: torch.Tensor) -> None:
     port = copy.deepcopy(model)
     port.blocks = nn.ModuleList(list(port.blocks)[:2])
@@ -216,6 +240,14 @@ def test_dropout_that_draws_otherwise_ends_the_comparison_or_is_followed() -> No
     assert anynan.compare(model.eval(), port.eval(), x).place.layer == "head"
 
 
+def test_dropout_of_one_side_alone_is_a_difference() -> None:
+    torch.manual_seed(0)
+    model, port = Dropping(), Dropping()
+    port.load_state_dict(model.state_dict())
+    found = anynan.compare(model, port.eval(), torch.randn(6, 8))
+    assert found.place.layer == "drop"
+
+
 def test_a_relu_that_rounding_turns_ends_the_backward_pass_only() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
@@ -245,6 +277,30 @@ def test_nothing_is_changed(model: Net, x: torch.Tensor) -> None:
     assert model.training
 
 
+class Counting(nn.Module):
+    """Change in each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.ones(6))
+        self.inner, self.calls, self.last = nn.Linear(6, 3), 0, None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.mean = 0.9 * self.mean + 0.1 * x.mean(0).detach()
+        self.calls, self.last = self.calls + 1, x
+        return self.inner(x / self.mean)
+
+
+@pytest.mark.parametrize("product", ["compare", "precision", "stress"])
+def test_a_model_that_changes_in_each_call_is_as_before(product: str) -> None:
+    a = Counting()
+    b, mean = copy.deepcopy(a), a.mean
+    given = (a, b) if product == "compare" else (a,)
+    getattr(anynan, product)(*given, torch.randn(4, 6))
+    assert (a.mean is mean, a.calls, a.last) == (True, 0, None)
+    assert torch.equal(mean, torch.ones(6))
+
+
 def test_a_step_goes_back_by_itself_and_is_not_taken() -> None:
     model = nn.Linear(6, 1)
     optimizer = torch.optim.Adam(model.parameters())
@@ -264,6 +320,11 @@ def test_a_step_goes_back_by_itself_and_is_not_taken() -> None:
     assert (state["step"].item(), model.weight.tolist()) == before[:2]
     assert torch.equal(model.weight.grad, before[2])
     assert any("gradient-failed" in note for note in found.holes + found.notes)
+
+
+def test_a_scripted_model_has_no_layers_to_compare() -> None:
+    scripted = torch.jit.script(nn.Sequential(nn.Linear(6, 3)))
+    assert "Nothing could be compared" in str(anynan.compare(scripted, scripted, torch.ones(2, 6)))
 
 
 def test_a_model_that_fails_leaves_nothing(model: Net) -> None:
@@ -311,6 +372,23 @@ def test_nan_on_both_sides_is_no_silent_agreement() -> None:
     assert "both made NaN or Inf, first in `0`" in found.sentence()
 
 
+@pytest.mark.parametrize("other", [1.0, 1.5])
+def test_nan_of_both_backward_passes_is_said_with_its_place(other: float) -> None:
+    class Root(nn.Module):
+        def __init__(self, scale: float) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.inner, self.out, self.scale = nn.Linear(4, 4), nn.Linear(4, 2), scale
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = self.inner(x)
+            return self.out((h * 0).sqrt() + h) * self.scale
+
+    found = anynan.compare(Root(1.0), Root(other), torch.ones(2, 4))
+    assert found.differs == (other != 1)
+    assert "both made NaN or Inf, first of the backward pass in `inner`" in found.sentence()
+
+
 def test_nan_in_one_weight_is_told_as_that_and_not_as_a_number_of_times() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
     other = copy.deepcopy(model)
@@ -326,3 +404,25 @@ def test_shapes_that_differ_are_told_as_shapes() -> None:
     assert found.differs
     assert "makes (2, 3) in the first model and (2, 5) in the second" in found.sentence()
     assert "backward" not in found.sentence()
+
+
+class Named(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 2)
+
+    def forward(self, *, ids: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        out: torch.Tensor = self.inner(ids) * scale
+        return out
+
+
+def test_a_batch_is_given_by_name() -> None:
+    model = Named()
+    other = copy.deepcopy(model)
+    other.inner.bias.data += 1
+    inputs = {"ids": torch.ones(2, 4), "scale": 2.0}
+    assert not anynan.compare(model, copy.deepcopy(model), inputs=inputs).differs
+    found = anynan.compare(model, other, inputs=inputs)
+    assert found.place is not None and found.place.layer == "inner"
+    ready = anynan.comparing.capture(other, inputs=inputs)
+    assert anynan.compare(model, ready, inputs=inputs).differs

@@ -22,7 +22,8 @@ from torch._dynamo.utils import (
 import anynan
 from anynan import AnynanWarning, NonFiniteError
 from anynan._steps.tracked import inside
-from anynan.torch.graphs.compiler import whole
+from anynan.torch.graphs.compiler import eager, whole
+from anynan.torch.graphs.fixed import Board
 from tests.failing import failure
 from tests.flat import split
 
@@ -186,6 +187,80 @@ def test_readings_are_those_of_the_eager_model_in_as_many_graphs_and_the_origin_
     tracker.remove()
 
 
+def test_dynamic_shapes() -> None:
+    net = Net()
+    tracker = anynan.torch.track(net)
+    call = torch.compile(net, backend=BACKEND, fullgraph=True, dynamic=True)
+    for batch in (3, 5, 9, 17):
+        train(call, net, 1, batch=batch)
+    assert counters["stats"]["unique_graphs"] == 1
+    assert {layer for layer, _, _ in named(tracker)} >= {"blocks.0.linear", "head"}
+    tracker.remove()
+
+
+class Slice(nn.Module):
+    """Walk a slice of its layers, as most transformers models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers[:3]:
+            x = layer(x)
+        return x
+
+
+@pytest.mark.parametrize("tracked", [True, False])
+def test_a_slice_of_layers_compiles_once(*, tracked: bool) -> None:
+    net = Slice()
+    tracker = anynan.torch.track(net if tracked else nn.Linear(2, 2))
+    compiled = torch.compile(net, backend=BACKEND, fullgraph=True)
+    for _ in range(12):
+        compiled(torch.randn(2, 4)).sum().backward()
+    assert counters["stats"]["unique_graphs"] == 1
+    assert not tracker.events
+
+
+class Cache:
+    """Set its attributes when it is first used, as transformers' caches do."""
+
+    def __init__(self) -> None:
+        self.ready = False
+
+    def fill(self, x: torch.Tensor) -> None:
+        self.dtype = x.dtype
+        self.keys = torch.tensor([], dtype=self.dtype)
+        self.ready = True
+
+
+class Cached(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        cache = Cache()
+        x = self.a(x)
+        if not cache.ready:
+            cache.fill(x)
+        logits = self.b(x) + cache.keys.sum()
+        return {"loss": logits.square().mean(), "logits": logits}
+
+
+@pytest.mark.parametrize("way", [whole_before, whole_after, inner_after], ids=lambda f: f.__name__)
+def test_one_graph_for_objects_made_inside_and_an_output_nobody_uses(way: Any) -> None:
+    net = Cached()
+    compiled, tracker = way(net)
+    for _ in range(3):
+        compiled(torch.randn(2, 4))["loss"].backward()
+    assert counters["stats"]["unique_graphs"] == 1
+    assert not counters["graph_break"]
+    assert not tracker.events
+    # Their gradients are read all the same.
+    assert {r.layer for r in tracker.history if r.phase == "backward"} >= {"a", "b"}
+
+
 def test_compiled_by_a_function_around_the_model() -> None:
     net = Net()
     with anynan.torch.track(net) as tracker:
@@ -283,6 +358,23 @@ def test_a_graph_compiled_before_tracking_is_dropped_and_said() -> None:
     tracker.remove()
 
 
+def test_an_untracked_model_of_the_same_class() -> None:
+    tracked, other = Net(), Net()
+    tracker = anynan.torch.track(tracked)
+    calls = [torch.compile(net, backend=BACKEND, fullgraph=True) for net in (tracked, other)]
+    for _ in range(2):
+        train(calls[0], tracked, 1)
+        train(calls[1], other, 1)
+        assert ("blocks.1", "forward", "output") in named(tracker)
+    assert len(tracker.history) == 2
+    assert not tracker.notes
+    graphs = counters["stats"]["unique_graphs"]
+    assert not torch._dynamo.config.skip_nnmodule_hook_guards
+    tracker.remove()
+    assert torch._dynamo.config.skip_nnmodule_hook_guards
+    assert graphs == 2
+
+
 def test_the_setting_is_that_of_all_threads_and_comes_back_in_all() -> None:
     def setting() -> list[bool]:
         found = [torch._dynamo.config.skip_nnmodule_hook_guards]
@@ -329,6 +421,16 @@ def test_a_fault_that_is_only_there_when_compiled() -> None:
     tracker.remove()
 
 
+def test_the_compiled_and_the_plain_model_are_one_target() -> None:
+    net = Net()
+    call = torch.compile(net, backend=BACKEND)
+    anynan.torch.track(call)
+    with pytest.raises(ValueError, match="this Net is tracked already"):
+        anynan.torch.track(net)
+    anynan.untrack(net)
+    anynan.torch.track(net).remove()
+
+
 # Leaving.
 
 
@@ -371,7 +473,32 @@ def test_nothing_is_kept_alive() -> None:
 # Probes in a graph, as a backend compiles them.
 
 
+@pytest.mark.parametrize("transform", ["vmap", "grad"])
+def test_function_transforms_inside_a_graph_are_said(transform: str) -> None:
+    model = nn.Sequential(nn.Linear(4, 2))
+    x = torch.randn(3, 4)
+
+    def mapped(x: torch.Tensor) -> torch.Tensor:
+        return torch.vmap(model)(x)
+
+    def slope(x: torch.Tensor) -> torch.Tensor:
+        return torch.func.grad(lambda y: model(y).sum())(x)
+
+    fn = mapped if transform == "vmap" else slope
+    expected = fn(x)
+    tracker = anynan.torch.track(model)
+    got = torch.compile(fn, backend=BACKEND, fullgraph=True)(x)
+    assert torch.allclose(got, expected)
+    with pytest.warns(AnynanWarning, match="inside a function transform"):
+        tracker.remove()
+
+
 # The slots themselves.
+
+
+def test_slots_of_ten_thousand_layers_are_small() -> None:
+    board = Board([str(i) for i in range(10_000)], torch.device("cpu"))
+    assert board._memory.nbytes < 1_000_000
 
 
 @dataclass
@@ -405,6 +532,27 @@ def test_the_probe_law_holds_in_graphs(dtype: Any, value: float, kind: str | Non
     assert (reading.kind, reading.site.dtype) == (kind, str(dtype).removeprefix("torch."))
     if kind is None:
         assert reading.hi == pytest.approx(3e4, rel=0.01)
+    tracker.remove()
+
+
+def test_large_doubles_are_finite() -> None:
+    model = Boxes()
+    with anynan.torch.track(model) as tracker:
+        call = torch.compile(lambda x: model(x), backend=BACKEND, fullgraph=True)
+        with torch.no_grad():
+            call(torch.full((2, 2), 1e300, dtype=torch.float64))
+    assert tracker.count("bad") == 0
+
+
+def test_statistics_beyond_the_ends_are_said_to_be_missing() -> None:
+    net = Net()
+    tracker = anynan.torch.track(net, advanced=anynan.Advanced(stats=("rms", "max")))
+    call = torch.compile(net, backend=BACKEND)
+    with pytest.warns(
+        AnynanWarning,
+        match=r"compiled code measures only min, max and absmax, not Advanced\(stats=rms\)",
+    ):
+        train(call, net, 1)
     tracker.remove()
 
 
@@ -470,6 +618,17 @@ def test_a_model_that_is_compiled_after_it_was_tracked_is_followed(paused: bool)
     assert not compiled._forward_pre_hooks
 
 
+def test_of_second_runs_in_several_threads_the_last_lets_compiled_code_run_again() -> None:
+    compiled = torch.compile(lambda x: torch.compiler.is_compiling(), backend=BACKEND)
+    first, second = eager(), eager()
+    with first:
+        second.__enter__()
+        assert not compiled(torch.ones(1))
+    assert not compiled(torch.ones(1))
+    second.__exit__(None, None, None)
+    assert compiled(torch.ones(1))
+
+
 class Descent(torch.optim.Optimizer):
     """An optimizer of somebody else's: PyTorch's own end a graph by themselves, this does not."""
 
@@ -496,6 +655,13 @@ def updates(kind: Any, *, tracked: bool, fullgraph: bool) -> tuple[Any, list[str
         update()
         optimizer.zero_grad()
     return tracker, [x.co_filename for x in get_compilation_metrics()]
+
+
+def test_no_code_of_ours_is_compiled_where_an_update_is() -> None:
+    tracker, files = updates(torch.optim.AdamW, tracked=True, fullgraph=False)
+    assert files
+    assert not [file for file in files if "anynan/torch" in file]
+    assert (tracker.step, [event.step for event in tracker.events]) == (5, [2])
 
 
 def test_an_update_that_is_compiled_whole_stays_whole_and_ends_its_step() -> None:

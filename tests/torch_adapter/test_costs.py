@@ -2,6 +2,9 @@
 
 import gc
 import math
+import pickle
+import subprocess
+import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -15,6 +18,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import anynan
+from anynan.torch.call.randomstate import RandomState
 from anynan.torch.replay.replay import Replays
 from anynan.torch.session.session import Session
 from anynan.torch.weights.weights import Weights
@@ -176,6 +180,21 @@ def test_the_steps_after_a_fault_cost_what_they_did(
     assert len(program.tracker.events) == events
 
 
+def test_weights_that_go_bad_again_are_told_again() -> None:
+    program = Program("weight", model=False, action="record")
+    program.clean()
+    for _ in range(2):
+        program.fail()
+        program.clean()
+        with torch.no_grad():
+            for p in program.model.parameters():
+                p.fill_(0.1)
+        program.optimizer.state.clear()
+        program.clean()
+    (event,) = program.tracker.events
+    assert (event.parameter, event.times) == ("4.weight", 2)
+
+
 # Loss scalers are known by their use.
 
 
@@ -310,3 +329,53 @@ def test_a_step_that_draws_nothing_takes_the_state_of_numpy_once(
     for _ in range(3):
         program.clean()
     assert not taken
+
+
+CHANGES: dict[str, Callable[[], object]] = {
+    "numbers": lambda: np.random.rand(),  # noqa: NPY002
+    "a normal number": lambda: np.random.randn(),  # noqa: NPY002
+    "all words": lambda: np.random.bytes(4 * 624),  # noqa: NPY002  the place is the same after it
+    "another": lambda: np.random.seed(3),  # noqa: NPY002
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_each_change_of_numpys_generator_is_seen(change: str) -> None:
+    before = np.random.get_state()  # noqa: NPY002
+    try:
+        np.random.seed(0)  # noqa: NPY002
+        for _ in range(5):
+            found = RandomState.now().numpy
+            assert pickle.dumps(found) == pickle.dumps(np.random.get_state())  # noqa: NPY002
+            CHANGES[change]()
+    finally:
+        np.random.set_state(before)  # noqa: NPY002
+
+
+NEVER_MADE = """
+import gc
+import torch
+from anynan.torch.weights.optimizers import find_optimizers
+
+real = gc.get_objects, gc.get_referrers
+def refuse(*given):
+    raise AssertionError("the heap was searched")
+
+class Own(torch.optim.SGD):
+    pass
+
+weight = torch.nn.Parameter(torch.ones(2))
+gc.get_objects = gc.get_referrers = refuse
+assert find_optimizers({id(weight)}) == []
+gc.get_referrers = real[1]
+own = Own([weight], lr=0.1)
+assert find_optimizers({id(weight)}) == [own]
+assert find_optimizers({id(own)}) == []
+"""
+
+
+def test_the_heap_is_searched_only_for_optimizers_of_a_class_that_was_made() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", NEVER_MADE], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr

@@ -173,6 +173,13 @@ def test_a_weights_gradient_is_traced_to_the_rank_that_made_it(two: Seen) -> Non
     assert (event["parameter"], event["op"]) == ("1.weight", "divide")
 
 
+def test_a_skipped_update_is_agreed_on_at_the_next_call(two: Seen) -> None:
+    first, second = two("scaler")
+    assert first["event"] == second["event"]
+    assert where(first["event"]) == ("0", "forward", "log", "log_of_zero")
+    assert (first["stopped"], first["event"]["step"]) == (second["stopped"], 1) == (2, 1)
+
+
 def test_whatever_the_settings(two: Seen) -> None:
     first, second = (result["seen"] for result in two("settings"))
     assert set(first) == SETTINGS
@@ -185,6 +192,14 @@ def test_whatever_the_settings(two: Seen) -> None:
         # read=n lets updates from a bad step happen, as its documentation says.
         assert result["finite"] == (name != "every"), name
         assert result["weights"] == second[name]["weights"] or name == "every", name
+
+
+def test_what_a_step_returns_is_heard_of_at_the_next_update(two: Seen) -> None:
+    first, second = two("result_only")
+    assert first["event"] == second["event"]
+    assert (first["event"]["phase"], first["event"]["rank"]) == ("loss", 1)
+    assert (first["event"]["step"], first["stopped"], second["stopped"]) == (1, 2, 2)
+    assert "step 1 was over when it was read" in first["event"]["notes"][0]
 
 
 # The wait.
@@ -207,6 +222,13 @@ def test_without_it_a_rank_raises_in_its_layer_alone(two: Seen) -> None:
     assert (second["error"], second["stopped"]) == ("NonFiniteError", 2)
     assert where(second["event"]) == LOG
     assert "spread" not in second["message"]  # raised before anything followed
+
+
+def test_an_evaluation_on_one_rank_waits_for_nobody(two: Seen) -> None:
+    first, second = two("evaluation")
+    assert first["error"] == "NonFiniteError" and where(first["event"]) == LOG
+    assert second["error"] is None
+    assert (first["stopped"], second["stopped"]) == (2, 2)
 
 
 def test_what_is_held_is_said_where_the_program_raises_first(two: Seen) -> None:
@@ -245,6 +267,12 @@ def test_a_rank_that_dies_leaves_none_of_the_others_hanging(folder: Path) -> Non
     assert "layer   fault\n  op      log" in second["message"]
     note = " ".join(second["message"].split())
     assert "the other ranks could not be informed: rank 2 is gone" in note
+
+
+def test_nor_does_the_one_that_holds_the_store(folder: Path) -> None:
+    _, other = results(folder, 3, "killed_0", victim=0)
+    assert (other["error"], other["stopped"]) == ("LostRankError", 2)
+    assert "a rank is gone, and with it the store that the ranks share" in other["message"]
 
 
 # Weights that are shared out.
@@ -293,6 +321,10 @@ def test_all_ranks_stop_at_one_step_and_name_where_it_began(two: Seen, name: str
     results = two(name)
     assert where(stopped_at_once(results, rank, step)) == place
     assert all(result.get("finite", True) for result in results)
+
+
+def test_tensor_parallelism_inside_sharded_data_parallelism(four: Seen) -> None:
+    assert where(stopped_at_once(four("mesh"), rank=3)) == LOG
 
 
 @pytest.mark.parametrize("name", ["clean", "fsdp_clean", "tp_clean"])

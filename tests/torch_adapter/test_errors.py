@@ -41,6 +41,22 @@ def test_a_bad_option(options: Any, error: type[Exception], words: list[str]) ->
     anynan.torch.track(model)  # and the model can be tracked
 
 
+def test_a_model_on_the_meta_device() -> None:
+    with torch.device("meta"):
+        model = net()
+    with pytest.raises(ValueError, match=r"0\.weight is on the meta device.*materialise"):
+        anynan.torch.track(model)
+
+
+def test_patterns_on_a_step_whose_model_comes_with_the_first_call() -> None:
+    @anynan.torch.track(layers="nowhere")
+    def step(model: nn.Module) -> None:
+        model(torch.ones(1, 2))
+
+    with pytest.raises(ValueError, match="layers='nowhere' matches no layer"):
+        step(net())
+
+
 def test_the_traceback_of_a_step_ends_in_the_line_of_the_layer() -> None:
     class Log(torch.nn.Module):
         def forward(self, x):
@@ -96,6 +112,19 @@ def test_what_would_watch_nothing_is_refused_in_one_line() -> None:
     ).remove()
 
 
+def test_an_adapter_of_functions_names_the_one_that_a_module_belongs_to() -> None:
+    jax = pytest.importorskip("jax")
+    del jax
+    with pytest.raises(TypeError, match=r"Sequential is torch's: use anynan\.torch\.track\(\)"):
+        anynan.jax.track(net())
+
+
+def test_what_is_allowed_and_was_not_needed_is_listed_as_such() -> None:
+    allow = anynan.Allow("*", "neginf", "a mask")
+    with anynan.torch.track(net(), policy=anynan.Policy(allow=allow)) as tracker:
+        assert "a mask (not needed so far)" in tracker.report()
+
+
 def test_recording_warns_of_no_value_and_logs_each_suspect(
     caplog: pytest.LogCaptureFixture, recwarn: pytest.WarningsRecorder
 ) -> None:
@@ -148,6 +177,24 @@ def test_a_wrong_option_of_first_bad_batch_is_answered_with_its_own_options() ->
     wrong: dict[str, Any] = {"evry": 2}
     with pytest.raises(TypeError, match="first_bad_batch.*'evry'; the options are every, state, "):
         anynan.torch.first_bad_batch(lambda batch: batch.sum(), [torch.ones(2)], **split(wrong))
+
+
+def test_a_number_that_came_in_bad_is_no_sample_of_the_data() -> None:
+    model = net()
+
+    @anynan.torch.track(action="record")
+    def step(x: torch.Tensor, rate: torch.Tensor) -> torch.Tensor:
+        return (model(x) * rate).sum()
+
+    step(torch.ones(2, 2), torch.tensor(torch.nan))
+    (event,) = (event for event in step.events if event.severity == "bad")
+    assert "sample" not in event.cause.fix.replace("no sample", "")
+
+
+def test_a_tracker_whose_model_nobody_holds_says_so() -> None:
+    tracker = anynan.torch.track(net())
+    with pytest.raises(RuntimeError, match="the Sequential .* is gone: keep a reference"):
+        tracker(torch.ones(2, 2))
 
 
 # What a report of a PyTorch program says, where the words depend on what is tracked and how.
@@ -211,3 +258,16 @@ def test_weights_that_change_while_no_layer_runs_are_still_told():
     with pytest.warns(anynan.AnynanWarning, match="no watched layer was seen running"):
         optimizer.step()
     tracker.remove()
+
+
+def test_the_operands_of_linear_have_their_names_in_the_order_in_which_it_is_written():
+    layer = nn.Linear(3, 2)
+    anynan.torch.track(layer)
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        layer(torch.full((4, 3), torch.nan))
+    operation = caught.value.event.operation
+    assert operation.operands == ("x", "weight", "bias")
+    assert [x.shape for x in operation.inputs] == [(4, 3), (3, 2), (2,)]
+    rows = [x.split()[1] for x in str(caught.value).splitlines() if x.startswith("  input ")]
+    assert rows == ["x:", "weight:", "bias:"]
+    assert anynan.Event.from_json(caught.value.event.to_json()).operation == operation

@@ -3,6 +3,7 @@
 import gc
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import nn
 
 import anynan
 from anynan import Event
+from anynan._steps.framework import EVERY_OPERATION
 from anynan._steps.tracked import inside
 from tests.failing import failure
 from tests.flat import split
@@ -142,6 +144,24 @@ def test_the_models_own_call_is_run_again_where_the_step_shows_nothing(
     assert all(grad is not None for grad in grads)
 
 
+def test_a_gradient_that_came_into_the_models_call_was_made_outside_of_it() -> None:
+    model = nn.Linear(2, 2)
+    data: SimpleQueue[Any] = SimpleQueue()
+    data.put(0.0)
+
+    def step() -> torch.Tensor:
+        factor = 1.0 if data.empty() else data.get()
+        loss = (model(torch.ones(2, 2)) * factor).square().sum().sqrt()
+        loss.backward()
+        return loss
+
+    tracker = anynan.torch.track(step, action="record")
+    tracker()
+    (event,) = bad(tracker)
+    assert named(event) == (None, "loss", None)
+    assert "track the training step" not in event.cause.fix
+
+
 # An exception of the program's, because of a bad value.
 
 
@@ -186,6 +206,21 @@ def test_an_exception_over_a_bad_value_takes_the_report_along(
         (note,) = caught.value.__notes__
         assert note.startswith("NaN first appeared")
         assert "log(-1.0)" in note
+
+
+def test_rows_that_wait_are_read_when_an_exception_ends_the_step() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), Odd(nan_forward))
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        if model(x).isnan().any():
+            raise ValueError(7)
+        return x
+
+    tracker = anynan.torch.track(step, advanced=anynan.Advanced(read="end"), level="operation")
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        tracker(torch.ones(2, 2))
+    assert named(caught.value.event) == ("1", "forward", "log")
+    assert isinstance(caught.value.__cause__, ValueError)
 
 
 @pytest.mark.parametrize("level", ["step", "layer", "operation"])
@@ -370,6 +405,26 @@ def test_gradients_that_no_optimizer_takes_are_judged(way: str, read: Any) -> No
     assert not model[1].weight._backward_hooks
 
 
+def test_an_optimizer_that_comes_late_takes_the_hooks_off_the_weights() -> None:
+    model = nn.Linear(2, 2)
+    optimizers: list[torch.optim.Optimizer] = []
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        if not optimizers:
+            optimizers.append(torch.optim.SGD(model.parameters(), 0.1))
+        optimizers[0].zero_grad()
+        loss = model(x).sum()
+        loss.backward()
+        optimizers[0].step()
+        return loss.detach()
+
+    tracker = anynan.torch.track(step)
+    tracker(torch.ones(2, 2))
+    tracker(torch.ones(2, 2))
+    assert not model.weight._backward_hooks
+    assert not tracker.events
+
+
 # The level rises by itself.
 
 
@@ -407,6 +462,24 @@ def test_the_level_rises_until_what_was_not_reproduced_is_named(tracked: str) ->
     assert len(tracker.events) == 2  # and nothing else of what the watcher saw
 
 
+def test_the_level_falls_again_where_nothing_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    two = replace(EVERY_OPERATION, steps=2)
+    monkeypatch.setattr("anynan.torch.session.session.EVERY_OPERATION", two)
+    model = nn.Sequential(nn.Linear(2, 2), Odd(nan_forward))
+    model[1].runs = 0
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return model(x).sum()
+
+    tracker = anynan.torch.track(step, action="record")
+    tracker(torch.ones(2, 2))
+    assert inside(tracker).judge.level == "operation"
+    tracker(torch.ones(2, 2))
+    tracker(torch.ones(2, 2))
+    assert inside(tracker).judge.level == "layer"
+    assert any("did not come back in 2 steps" in remark for remark in tracker.notes)
+
+
 # A model that the program drops while its loss is still to be run backward.
 
 
@@ -442,3 +515,22 @@ def test_a_model_that_was_dropped_before_its_backward_pass_has_its_operation(lev
     gc.collect()
     assert model() is None  # the loss, and so its graph, is still there
     del loss
+
+
+@pytest.mark.parametrize("holds", [False, True])
+def test_a_dropped_model_goes_with_its_graph(holds: bool) -> None:
+    def begin() -> Any:
+        model = Root(holds=holds)
+        anynan.torch.track(model)
+        out = model(torch.ones(2, 2))
+        return None if holds else out, weakref.ref(model), weakref.ref(out)
+
+    gc.collect()
+    before = sum(isinstance(x, torch.Tensor) for x in gc.get_objects())
+    out, model, made = begin()
+    assert holds or model() is not None
+    del out
+    assert holds or (model() is None and made() is None)  # at once, without the collector
+    gc.collect()
+    assert model() is None
+    assert sum(isinstance(x, torch.Tensor) for x in gc.get_objects()) == before

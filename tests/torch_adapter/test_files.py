@@ -85,6 +85,29 @@ def test_a_watched_model_is_written_as_any_other(tracked: str, level: Any) -> No
     assert inside == [saved(model.inner)]
 
 
+def test_a_file_of_a_watched_model_loads_with_weights_only() -> None:
+    model = Net()
+    known = [Net, nn.Sequential, nn.Linear, nn.Tanh, nothing]
+    with anynan.torch.track(model), torch.serialization.safe_globals(known):
+        model(torch.ones(2, 4))
+        loaded = torch.load(io.BytesIO(saved(model)), weights_only=True)
+        assert torch.equal(loaded(torch.ones(2, 4)), model(torch.ones(2, 4)))
+
+
+def test_what_is_noted_of_dicts_goes_with_the_last_tracker() -> None:
+    import copyreg
+    from collections import OrderedDict
+
+    trackers = [anynan.torch.track(Net()), anynan.torch.track(kept := Net())]
+    assert OrderedDict in copyreg.dispatch_table
+    for tracker in trackers:
+        tracker.remove()
+    assert OrderedDict not in copyreg.dispatch_table
+    anynan.torch.track(kept)
+    del kept
+    assert OrderedDict not in copyreg.dispatch_table
+
+
 def test_a_tracked_function_and_a_watched_loader_load_without_anynan(tmp_path: Path) -> None:
     loader = torch.utils.data.DataLoader(torch.arange(4.0), batch_size=2)
     (tmp_path / "made.py").write_text("def step(x): return x + 1\n")

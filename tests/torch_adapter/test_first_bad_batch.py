@@ -2,7 +2,7 @@
 
 import functools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -166,10 +166,44 @@ def test_a_batch_whose_update_overflows(every: int) -> None:
 
 
 @every_interval
+def test_a_batch_that_spoils_the_optimizers_state_only(every: int) -> None:
+    model = nn.Sequential(nn.Linear(4, 1))
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def step(x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss: Tensor = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        if x[0, 0] == 7:
+            optimizer.state[model[0].bias]["exp_avg"].div_(0).sub_(torch.inf)
+        return loss
+
+    found = first_bad_batch(step, batches(), every=every)
+    event = found.event
+    assert (found.index, event.phase, event.parameter) == (SPOILED, "optimizer", "0.bias")
+    assert any("looking at the state" in note for note in event.notes)
+    assert "exp_avg" in str(found)
+
+
+@every_interval
 def test_no_bad_batch(every: int) -> None:
     run = Training()
     assert first_bad_batch(run.step, batches(None), every=every) is None
     assert first_bad_batch(run.step, [], every=every) is None
+
+
+@every_interval
+def test_the_steps_own_check_is_a_find(every: int) -> None:
+    run = Training()
+
+    def step(x: Tensor) -> None:
+        if not run.step(x).isfinite():
+            msg = "the loss is not finite"
+            raise RuntimeError(msg)
+
+    found = first_bad_batch(step, batches(), every=every)
+    assert (found.index, found.event.layer) == (SPOILED, "run.model.marked.fault")
 
 
 @every_interval
@@ -204,6 +238,36 @@ def test_what_happens_once_is_said_to_be_a_guess() -> None:
     assert 3 <= found.index <= 5
     assert found.event.phase == "loss"
     assert any("did not happen again" in note for note in found.event.notes)
+
+
+def test_a_batch_that_the_step_writes_into_is_said() -> None:
+    run = Training()
+
+    def step(x: Tensor) -> Tensor:
+        x.mul_(1.0)
+        return run.step(x)
+
+    found = first_bad_batch(step, batches(), every=4)
+    assert found.index == SPOILED
+    assert any("writes into its batch" in note for note in found.event.notes)
+
+
+def test_a_window_is_run_again_no_further_than_to_the_bad_batch() -> None:
+    run = Training()
+    ran: list[int] = []
+
+    def step(x: Tensor) -> Tensor:
+        ran.append(int(x[0, 1]))
+        return run.step(x)
+
+    data = batches(40, 64)
+    for i, x in enumerate(data):
+        x[0, 1] = i
+    found = first_bad_batch(step, data, every=64)
+    assert found.index == 40
+    assert ran[:64] == list(range(64))
+    # What the report's own second run adds to the list is taken back.
+    assert ran[64:] == list(range(41))
 
 
 # No trace.
@@ -260,7 +324,69 @@ def test_a_pending_graph_survives() -> None:
     assert run.model.first.weight.grad is not None
 
 
+def test_weights_outside_of_a_module() -> None:
+    w = torch.ones(4, requires_grad=True)
+
+    def step(x: Tensor) -> Tensor:
+        loss = torch.log((x @ w).sum().abs() - (x[0, 0] == 7) * 1000)
+        (grad,) = torch.autograd.grad(loss, w)
+        with torch.no_grad():
+            w.sub_(grad)
+        return loss
+
+    for every in (1, 4):
+        with pytest.warns(AnynanWarning, match="no module was found"):
+            found = first_bad_batch(step, batches(), every=every)
+        assert (found.index, found.event.phase) == (SPOILED, "loss")
+        assert torch.equal(w, torch.ones(4))
+
+
+class Meter:
+    """Something of the user's, with a state."""
+
+    def __init__(self, *, broken: bool = False) -> None:
+        self.total, self.broken = 0.0, broken
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"total": self.total}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self.broken:
+            msg = "no key 'mean'"
+            raise KeyError(msg)
+        self.total = state["total"]
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_other_objects_with_a_state(*, broken: bool) -> None:
+    run, meter = Training(), Meter(broken=broken)
+
+    def step(x: Tensor) -> None:
+        meter.total += run.step(x).item()
+
+    if broken:
+        with pytest.warns(AnynanWarning, match=r"could not restore Meter \(KeyError"):
+            first_bad_batch(step, batches())
+        assert meter.total
+    else:
+        first_bad_batch(step, batches())
+        assert meter.total == 0
+
+
 # Steps and batches of every kind.
+
+
+def test_no_more_batches_are_taken_than_needed() -> None:
+    taken = []
+
+    def stream() -> Iterator[Tensor]:
+        for i, x in enumerate(batches()):
+            taken.append(i)
+            yield x
+
+    found = first_bad_batch(Training().step, stream())
+    assert found is not None
+    assert taken == list(range(SPOILED + 1))
 
 
 def partial(run: Training) -> Any:
@@ -309,6 +435,28 @@ def test_steps_of_every_form(form: str, every: int) -> None:
         assert tracker.history.steps()[0] == 0
 
 
+def test_a_model_out_of_sight_is_given_as_state() -> None:
+    class Slotted:
+        __slots__ = ("run",)
+
+        def __init__(self, run: Training) -> None:
+            self.run = run
+
+        def __call__(self, x: Tensor) -> Tensor:
+            return self.run.step(x)
+
+    run = Training()
+    with pytest.raises(ValueError, match=r"state=\[model, optimizer\]"):
+        first_bad_batch(Slotted(run), batches())
+    before = run.state()
+    for every in (1, 4):
+        found = first_bad_batch(
+            Slotted(run), batches(), every=every, state=[run.model, run.average]
+        )
+        assert (found.index, found.event.layer) == (SPOILED, "state.0.marked.fault")
+        assert_same(before["weights"], run.state()["weights"])
+
+
 def test_a_weight_that_is_bad_already() -> None:
     run = Training()
     with torch.no_grad():
@@ -349,6 +497,12 @@ def test_a_tracker_of_a_model_is_no_step() -> None:
     model = nn.Linear(2, 2)
     with pytest.raises(TypeError, match="this tracker watches a model"):
         first_bad_batch(anynan.torch.track(model), batches())
+
+
+def test_when_watching_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANYNAN", "off")
+    with pytest.raises(ValueError, match="ANYNAN=off"):
+        first_bad_batch(Training().step, batches())
 
 
 @pytest.mark.parametrize("every", [1, 3])

@@ -101,6 +101,23 @@ def test_a_hidden_state_carried_on_is_not_kept(detach: bool) -> None:
     assert not tracker.events
 
 
+def test_a_loss_that_is_kept_keeps_no_batch() -> None:
+    model = small()
+    step_loss: list[torch.Tensor] = []
+    batches: list[weakref.ref[torch.Tensor]] = []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    anynan.torch.track(model)
+    for _ in range(3):
+        x = torch.randn(3, 4)
+        batches.append(weakref.ref(x))
+        loss = model(x).sum()
+        loss.backward()
+        optimizer.step()
+        step_loss.append(loss)  # with its graph
+    del x
+    assert [ref() for ref in batches] == [None] * 3
+
+
 @contextmanager
 def no_collector() -> Iterator[None]:
     gc.collect()
@@ -150,6 +167,25 @@ def test_a_copy_made_while_tracked_holds_no_hooks() -> None:
     assert hooks == [[print_nothing], [], []]
     other._forward_hooks.clear()
     assert torch.jit.script(other)(torch.ones(1, 2)).shape == (1, 2)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_tracked_model_can_be_scripted_and_is_tracked_still() -> None:
+    real = torch.jit.script
+    model = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
+    with anynan.torch.track(model, action="record") as tracker:
+        hooks = [list(x._forward_hooks) for x in model.modules()]
+        assert torch.jit.script(model)(torch.ones(1, 2)).shape == (1, 2)
+        assert [list(x._forward_hooks) for x in model.modules()] == hooks
+        assert torch.jit.script(at_most_two)(torch.ones(1) * 3) == 2
+        model(torch.full((1, 2), torch.nan))
+    assert tracker.events
+    assert torch.jit.script is real
+
+
+def at_most_two(x: torch.Tensor) -> torch.Tensor:
+    """Stand for a function that the user scripts."""
+    return x.clamp(max=2.0)
 
 
 def print_nothing(module: Any, args: Any, output: Any) -> None:

@@ -74,6 +74,17 @@ def test_norms_of_all_weights_and_of_each_layer(read: Any, policy: Policy) -> No
 
 
 @every_read
+def test_a_sparse_gradient_counts(read: Any) -> None:
+    model = nn.Sequential(nn.Embedding(10, 4, sparse=True), nn.Linear(4, 1))
+    step = trainer(model)
+    with anynan.torch.track(model, advanced=anynan.Advanced(read=read)) as tracker:
+        true = step(torch.tensor([1, 2, 3]))
+    numbers = tracker.metrics(layers=True)
+    assert numbers["anynan/gradient_norm/0"] == pytest.approx(true["0"], rel=1e-5)
+    assert numbers["anynan/gradient_norm"] == pytest.approx(math.hypot(*true.values()), rel=1e-5)
+
+
+@every_read
 @pytest.mark.parametrize(
     ("dtype", "size"),
     [(torch.float16, 6e4), (torch.bfloat16, 1e38), (torch.float32, 1e30), (torch.float64, 1e300)],
@@ -130,6 +141,34 @@ def test_an_explosion_is_told_before_the_first_nan_with_how_far_since_when_and_w
     assert first.cause.evidence.endswith(f" at step {first.step}"), "steps are the training's"
 
 
+@pytest.mark.tier(2)
+def test_the_fixed_demo_is_not_told_anything() -> None:
+    train_step, loader = demo.setup("lr", "", 0)
+    with train_step, warnings.catch_warnings():
+        warnings.simplefilter("error", AnynanWarning)
+        for step in range(60):
+            train_step(step, *loader.batch(step))
+    assert train_step.events == ()
+
+
+@every_read
+def test_a_jump_is_told_whatever_the_read_point(read: Any) -> None:
+    model = net()
+    step = trainer(model, torch.optim.SGD(model.parameters(), 0.0))
+    with anynan.torch.track(
+        model, advanced=anynan.Advanced(read=read), policy=Policy(spike=20)
+    ) as tracker:
+        for _ in range(8):
+            step(torch.full((3, 4), 0.1))
+        with torch.no_grad():
+            model[3].weight *= 100.0
+        with pytest.warns(AnynanWarning, match="times the median of the 8 updates before"):
+            step(torch.full((3, 4), 0.1))
+            tracker.flush()
+    (event,) = tracker.events
+    assert (event.kind, event.severity, event.step, event.layer) == ("spike", "suspect", 8, "")
+
+
 @pytest.mark.parametrize("read", ["immediate", "end"])
 def test_a_jump_made_bad_stops_before_the_update(read: Any) -> None:
     model = nn.Linear(2, 1, bias=False)
@@ -161,6 +200,19 @@ def test_with_a_scaler_norms_are_those_without_the_scale() -> None:
         assert tracker.events == ()
         norms.append([norm for _, norm in tracker.history.norms()])
     assert norms[0] == pytest.approx(norms[1], rel=1e-5)
+
+
+def test_a_guard_that_sees_no_gradient_says_so() -> None:
+    model = nn.Linear(2, 1)
+    tracker = anynan.torch.track(model, policy=Policy(spike=10))
+    with tracker, pytest.warns(AnynanWarning, match="no optimizer has updated weights"):
+        for _ in range(8):
+            model(torch.ones(1, 2)).sum().backward()
+            with torch.no_grad():
+                for p in model.parameters():
+                    p -= 0.01 * p.grad
+                    p.grad = None
+    assert any("spike" in note for note in tracker.notes)
 
 
 # Next to nothing.

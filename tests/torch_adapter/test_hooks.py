@@ -1,7 +1,9 @@
 """What the hooks on outputs and the states taken at a call leave to the user's own code."""
 
+import io
 import math
 import random
+import warnings
 from typing import Any
 
 import numpy as np
@@ -63,6 +65,26 @@ def test_a_hook_that_a_layer_puts_on_its_own_output_is_kept() -> None:
     }
     assert seen[""] == seen["1"] == 1e3
     assert seen["0"] == 1
+
+
+def test_saving_an_output_warns_of_no_hook() -> None:
+    model = net()
+    anynan.torch.track(model)
+    out = model(torch.randn(3, 4))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.save(model[0](torch.randn(3, 4)), io.BytesIO())
+    out.sum().backward()
+
+
+def test_the_same_output_of_several_layers_is_read_for_each() -> None:
+    model = nn.Sequential(nn.Sequential(nn.Linear(4, 4)))
+    tracker = anynan.torch.track(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(torch.randn(3, 4)).sum().backward()
+    optimizer.step()
+    layers = [r.layer for r in tracker.history if r.phase == "backward" and not r.site.parameter]
+    assert layers == ["0.0", "0", ""]
 
 
 def test_random_states_are_put_back_whole() -> None:

@@ -157,6 +157,16 @@ def test_a_monitored_fit_is_as_if_nobody_watched(make: Any) -> None:
     assert "nothing went bad in" in monitor.tracker.report()
 
 
+def test_a_replay_leaves_the_trainers_counters() -> None:
+    counted = []
+    for callbacks in ([], [anynan.lightning.Monitor("record")]):
+        torch.manual_seed(0)
+        trainer = fit(Lit("loss"), callbacks=callbacks)
+        progress = trainer.fit_loop.epoch_loop.automatic_optimization.optim_progress
+        counted.append((trainer.global_step, progress.state_dict()))
+    assert counted[0] == counted[1]
+
+
 def test_a_replay_calls_no_callback_and_logs_nothing() -> None:
     class Logging(Lit):
         def training_step(self, batch: list[torch.Tensor], index: int) -> torch.Tensor:
@@ -177,6 +187,16 @@ def test_a_replay_calls_no_callback_and_logs_nothing() -> None:
     assert counting.calls == 6
     assert trainer.callback_metrics["calls"] == 6
     assert trainer.callback_metrics["seen_epoch"] == 2.5
+
+
+def test_every_trainer_gets_one_where_the_environment_asks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert anynan.lightning.callbacks() == []
+    monkeypatch.setenv("ANYNAN_LIGHTNING", "warn")
+    assert [monitor.action for monitor in anynan.lightning.callbacks()] == ["warn"]
+    with pytest.raises(ValueError, match="action='nothing' is unknown"):
+        anynan.lightning.Monitor("nothing")
 
 
 RANKS = r"""
@@ -267,6 +287,15 @@ def test_a_fault_of_the_validation_is_told_as_one_and_the_training_goes_on() -> 
     assert not monitor.tracker.events
     assert len(monitor.tracker.history) == 8
     assert trainer.fit_loop.epoch_loop.val_loop.batch_progress.total.completed == 4
+
+
+def test_a_fault_of_a_validation_between_epochs_says_where() -> None:
+    monitor = anynan.lightning.Monitor(action="record")
+    trainer, loader = evaluating(monitor)
+    module = Evaluated("")
+    module.on_train_epoch_end = lambda: setattr(module, "word", "validation")
+    trainer.fit(module, loader, loader)
+    assert monitor.events[0].notes[-1] == "epoch 1, batch 0 of validation"
 
 
 @pytest.mark.parametrize("word", ["validation", "test", "predict"])

@@ -47,6 +47,13 @@ def test_lightning_takes_a_watched_loader_in_one_process_only(
         trainer.predict(Lit(), anynan.watch(loader()))
 
 
+def test_a_watched_loader_is_its_own_class_to_everybody_else() -> None:
+    watched = anynan.watch(loader())
+    assert not isinstance(watched, DataLoader)
+    assert isinstance(watched, type(watched))
+    assert len(watched.dataset) == 16
+
+
 @pytest.mark.parametrize("every", [1, 2])
 def test_the_first_bad_batch_of_a_loader_is_found_and_the_training_left_as_it_was(
     every: int,

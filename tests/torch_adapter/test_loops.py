@@ -75,6 +75,29 @@ def test_every_pass_of_a_step_has_its_own_and_what_a_layer_gave_is_not_read_twic
     assert losses(tracker) == []
 
 
+def test_of_two_models_one_tells_it() -> None:
+    one, two = net(), net()
+    with (
+        anynan.torch.track(one, action="record") as first,
+        anynan.torch.track(two, action="record") as second,
+    ):
+        bad(two(one(torch.ones(3, 4)))).backward()
+    assert len(first.events) + len(second.events) == 1
+
+
+def test_a_mask_that_the_model_gave_is_no_fault_of_its_own() -> None:
+    class Mask(nn.Module):
+        def forward(self, x):
+            return x.masked_fill(torch.ones(3, 4, dtype=torch.bool), -torch.inf)
+
+    model = net(Mask())
+    with pytest.raises(anynan.NonFiniteError) as caught, anynan.torch.track(model):
+        model(torch.ones(3, 4)).softmax(-1).mean().backward()
+    event = caught.value.event
+    assert (event.phase, event.operation.name) == ("loss", "softmax")
+    assert event.cause.tag == "softmax_fully_masked"
+
+
 @pytest.mark.filterwarnings("ignore:Suspect")  # the -Inf that the model gives is told, too
 @pytest.mark.parametrize("level", ["step", "layer", "operation"])
 def test_a_log_of_zero_that_the_model_gave_is_named(level: Any) -> None:
