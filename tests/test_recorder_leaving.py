@@ -345,3 +345,35 @@ def test_what_was_bad_before_is_not_put_down_to_an_error_out_of_sight(
     event = event_of(mixed, np.ones(3), read=read, level=level)
     assert event.operation.name == "add"
     assert tag_of(event) == "bad_input"
+
+
+def test_a_second_run_with_other_values_is_not_believed() -> None:
+    source, sink = os.pipe()
+    os.write(sink, b"15")
+
+    def program(x: Any) -> Any:
+        return np.log(x * -float(os.read(source, 1)))
+
+    event = event_of(program, np.ones(1), read="end")
+    os.close(source)
+    os.close(sink)
+    assert event.operation.inputs[0].min == -1.0
+    assert any("the second run had other values, at log" in note for note in event.notes)
+
+
+@READS
+@pytest.mark.parametrize("level", ["step", "layer", "operation"])
+def test_an_error_that_makes_no_such_value_is_not_blamed(read: str, level: str) -> None:
+    def mixed(x: Any) -> Any:
+        hidden = np.asarray(x) - 1
+        np.maximum(np.log(hidden), 0)  # made -Inf, which is gone
+        hidden[0] = NAN
+        return x + hidden
+
+    event = event_of(mixed, np.ones(3), read=read, level=level)
+    assert event.operation is not None
+    if level == "step":  # a second run watches what the code makes itself, too
+        assert event.operation.name == "setitem"
+        return
+    assert event.operation.name == "add"
+    assert any("log at test_recorder_leaving.py" in note for note in event.notes)

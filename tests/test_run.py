@@ -396,3 +396,24 @@ def test_models_of_one_class_are_told_apart_by_the_names_that_the_program_calls_
     assert "\n  model    netD (Linear)\n" in done.stderr
     for name in ("netD", "netG", "critic"):
         assert f"\nanynan: {name} (Linear): " in done.stderr
+
+
+@pytest.mark.parametrize(
+    "end",
+    first(
+        1,
+        [
+            "raise ValueError(\"mode 'inf' is unknown\")",
+            "raise KeyError(float('nan'))",
+            "open('nan.csv')",
+            "assert 1 > 2, 'info'",
+            "np.seterr(all='raise'); np.exp(np.array([-1e4]))",
+        ],
+    ),
+)
+def test_an_exception_that_only_names_a_name_is_no_nan(end: str, tmp_path: Path) -> None:
+    (tmp_path / "p.py").write_text(f"import sys, numpy as np\ndef f():\n    {end}\nf()\n")
+    done = python("-m", "anynan", "run", "p.py", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "died" not in done.stderr
+    assert done.stderr.endswith(f"{BEFORE}\n")

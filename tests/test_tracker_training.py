@@ -167,3 +167,9 @@ def test_what_numpy_alone_met_since_a_good_update_made_what_came_in(places: int)
     alone, before = "NumPy met this alone", "NumPy met before this"
     assert [word in event.notes[-1] for word in (alone, before)] == [places == 1, places == 2]
     assert "used by " not in str(event)
+
+
+def test_a_bad_forward_pass_is_not_excused_by_a_loss_scale() -> None:
+    _, tracker = scaled(65536.0)
+    event = failure(tracker, [-1.0, 1.0]).event
+    assert (event.layer, event.phase) == ("norm", "forward")

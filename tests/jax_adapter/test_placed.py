@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import anynan
 from anynan._everywhere import Found, watch_everything
 from anynan.options import Options
 from tests.tiers import first
@@ -121,3 +122,17 @@ def test_a_state_of_nan_from_numpy_is_no_fault_until_something_is_computed_of_it
     assert not found.harms
     told = [event.operation.name if event.operation else event.tensor for event in found.bad()]
     assert told[:1] == {"made": ["log"], "used": ["seen"]}.get(fault, [])
+
+
+def test_what_was_told_before_a_program_began_made_nothing_of_its_state():
+    made = anynan.jax.track(jax.jit(jnp.log), action="record")
+    made(-jnp.ones(3))
+    assert made.events
+    found = Found()
+    end = watch_everything(Options(action="record", level="step"), found)
+    step = jax.jit(lambda state: {"w": state["w"] * state["seen"], "seen": state["seen"]})
+    state = {"w": jnp.full(3, 2.0), "seen": jnp.asarray(np.full(3, np.nan, np.float32))}
+    for _ in range(2):
+        state = step(state)
+    end()
+    assert [event.tensor for event in found.bad()][:1] == ["seen"]

@@ -102,3 +102,20 @@ def test_a_weight_that_an_optimizers_state_holds_is_told_as_a_weight():
 
     step(begin({"a": jnp.ones(2), "b": jnp.float32(jnp.nan)}), jnp.ones(2))
     assert (step.events[0].operation.name, step.events[0].cause.tag) == ("add", "bad_parameter")
+
+
+@pytest.mark.parametrize("way", ["plain", "donated", "skip"])
+def test_a_weight_that_goes_bad_still_does(way):
+    jitted, options = WAYS[way]
+
+    def step(params, opt_state, x):
+        return {"w": params["w"] * x}, opt_state
+
+    tracked = anynan.jax.track(jax.jit(step, **jitted), **split(options))
+    args = {"w": jnp.full(2, 1e30)}, {"nu": jnp.ones(2)}, jnp.float32(1e30)
+    if options:
+        with pytest.warns(anynan.AnynanWarning, match="written into|surfaced at the update"):
+            assert float(tracked(*args)[0]["w"].sum()) == float(args[0]["w"].sum())
+    else:
+        with pytest.raises(anynan.NonFiniteError):
+            tracked(*args)

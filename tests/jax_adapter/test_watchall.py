@@ -374,3 +374,32 @@ def test_an_nnx_module_that_holds_itself_runs_unwatched(found):
     with pytest.raises(KeyError, match="mine"):
         nnx.jit(fails, **how)(model)
     assert nnx.grad(lambda model: model.a[...] ** 2, **how)(model).a[...] == 8.0
+
+
+def test_what_compiles_beside_jax_is_found_by_name(found):
+    nnx = pytest.importorskip("flax.nnx")
+    equinox = pytest.importorskip("equinox")
+
+    @nnx.jit
+    def one(model, x):
+        return jnp.sqrt(model(x)).sum()
+
+    @equinox.filter_jit
+    def two(model, x):
+        return (jax.vmap(model)(x) / 0.0).sum()
+
+    @jax.pmap
+    def three(x):
+        return jnp.log(x)
+
+    one(nnx.Linear(3, 1, use_bias=False, kernel_init=nnx.initializers.ones, rngs=nnx.Rngs(0)), BAD)
+    two(equinox.nn.Linear(3, 1, key=jax.random.key(0)), BAD)
+    three(BAD[:1])
+    assert [event.operation.name for event in found.events] == ["sqrt", "divide", "log"]
+
+
+def test_a_nan_that_a_librarys_function_is_given_is_no_fault_of_its(library, found):
+    assert library["compiled"](root_of_sum)(jnp.array([1.0, jnp.nan])) != 0
+    assert found.bad() == []
+    (line,) = found.lines()
+    assert line.endswith("[nan-given]")

@@ -1,6 +1,8 @@
 """What is MLX's own: lazy values, compiled steps, gradients, functions that were imported."""
 
 import functools
+import gc
+import weakref
 from typing import Any
 
 import numpy as np
@@ -182,3 +184,36 @@ def test_a_model_is_judged_where_the_program_reads_what_it_gave(read: str) -> No
     assert event.cause.tag == "sqrt_of_negative"
     tracker.remove()
     assert mx.array.item is before
+
+
+def test_what_a_compiled_step_gives_is_what_it_gives_untracked() -> None:
+    def program() -> tuple[Any, Any]:
+        net, optimizer = Net(), optimizers.Adam(0.1)
+        gradients = nn.value_and_grad(net, lambda x: net(x).sum())
+        state = [net.state, optimizer.state]
+
+        @functools.partial(mx.compile, inputs=state, outputs=state)
+        def step(x: Any) -> Any:
+            loss, slopes = gradients(x)
+            optimizer.update(net, slopes)
+            return loss
+
+        return net, step
+
+    net, step = program()
+    plain = [step(GOOD).item() for _ in range(3)]
+    other, step = program()
+    with anynan.mlx.track(step, advanced=anynan.Advanced(ignore="inside-unseen")) as tracked:
+        assert [tracked(GOOD).item() for _ in range(3)] == plain
+    np.testing.assert_array_equal(np.array(net.first.weight), np.array(other.first.weight))
+
+
+def test_a_tracker_keeps_no_model_alive() -> None:
+    net = Net()
+    tracker = anynan.mlx.track(net)
+    mx.eval(net(GOOD))
+    ref = weakref.ref(net)
+    del net
+    gc.collect()
+    assert ref() is None
+    tracker.remove()

@@ -260,3 +260,17 @@ def test_a_second_run_leaves_what_a_library_keeps_with_weights_as_it_was(tmp_pat
     assert status == 0
     assert out.splitlines() == [f"0 4 {['forward'] * (i + 1)}" for i in range(3)]
     assert "AnynanWarning" in said
+
+
+def test_what_goes_through_a_sparse_product_is_followed(tmp_path: Path) -> None:
+    program = """
+    import torch
+    links = torch.eye(3).to_sparse()
+    class Graph(torch.nn.Linear):
+        def forward(self, x):
+            x = torch.spmm(links, torch.spmm(links, super().forward(x) / (x - x)))
+            return torch.exp(-x) * x
+    Graph(4, 4)(torch.randn(3, 4)).sum().backward()
+    """
+    said = run(tmp_path, program)[2]
+    assert "op divide" in said and "Cannot access storage" not in said

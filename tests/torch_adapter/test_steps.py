@@ -175,3 +175,23 @@ def test_lazy_modules(options: Any, tracked: str) -> None:
     model[0].weight.data.fill_(math.nan)
     with pytest.raises(NonFiniteError, match=r"0\.weight"):
         step(torch.randn(5, 3))
+
+
+def test_layers_that_never_ran_are_listed() -> None:
+    model = nn.ModuleDict({"used": nn.Linear(2, 2), "idle": nn.Linear(2, 2)})
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = model
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.parts["used"](x)
+
+    outer = Outer()
+    tracker = anynan.torch.track(outer)
+    with torch.no_grad():
+        outer(torch.randn(1, 2))
+    text = tracker.report()
+    assert "parts.idle" in text
+    assert "parts.used" not in text.partition("parts.idle")[2]
