@@ -8,8 +8,7 @@ import os
 import random
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, Self
@@ -194,29 +193,39 @@ def test_ctrl_c_at_any_line_of_a_step(
 @pytest.mark.filterwarnings("ignore::anynan.AnynanWarning")
 # As the last reference goes, Python lets nothing out of a `__del__`.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("what", ["track", "remove"])
 @amounts
-def test_ctrl_c_at_any_line_of_track_and_remove(what: str, amount: str, handler: Any) -> None:
+def test_ctrl_c_at_any_line_of_remove(amount: str, handler: Any) -> None:
     """A second ``remove`` ends what the first began."""
-
-    def interrupted(at: int = 0) -> tuple[Interrupt, Any]:
-        program = Program("model", level="operation")
-        program.run()
-        act: Callable[[], Any] = program.tracker.remove
-        if what == "track":
-            act()
-            act = partial(anynan.torch.track, program.model)
-        with contextlib.suppress(KeyboardInterrupt), Interrupt(at) as interrupt:
-            act()
+    target, options, _ = LATE
+    program = Program(target, **options)
+    program.run()
+    with Interrupt() as count:
         program.tracker.remove()
-        with contextlib.suppress(ValueError):  # it is not tracked
-            anynan.untrack(program.model)
-        return interrupt, program.model
-
-    counted, _ = interrupted()
     before = torch_twins.process()
-    for place in places(counted.places, amount):
-        interrupt, model = interrupted(place)
+    for place in places(count.places, amount):
+        program = Program(target, **options)
+        program.run()
+        with contextlib.suppress(KeyboardInterrupt), Interrupt(place) as interrupt:
+            program.tracker.remove()
+        program.tracker.remove()
+        assert not any(map(torch_twins.is_ours, hooks_of(program.model))), interrupt.where
+        twins.assert_process(before, torch_twins.process(), interrupt.where)
+
+
+@pytest.mark.filterwarnings("ignore::anynan.AnynanWarning")
+@amounts
+def test_ctrl_c_at_any_line_of_track(amount: str, handler: Any) -> None:
+    model = torch.nn.Linear(2, 2)
+    with Interrupt() as count:
+        tracker = anynan.torch.track(model)
+    tracker.remove()
+    before = torch_twins.process()
+    for place in places(count.places, amount):
+        model = torch.nn.Linear(2, 2)
+        with contextlib.suppress(KeyboardInterrupt), Interrupt(place) as interrupt:
+            anynan.torch.track(model)
+        with contextlib.suppress(ValueError):  # it is not tracked
+            anynan.untrack(model)
         assert not any(map(torch_twins.is_ours, hooks_of(model))), interrupt.where
         twins.assert_process(before, torch_twins.process(), interrupt.where)
 

@@ -1,6 +1,7 @@
 """A PyTorch program that does all a program may do, twice."""
 
 import copy
+import io
 import pickle
 import random
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as modules
-from torch.nn.utils import parametrizations, parametrize
+from torch.nn.utils import parametrizations, parametrize, prune
 from torch.optim import optimizer as optimizers
 from torch.utils.checkpoint import checkpoint
 
@@ -87,7 +88,11 @@ class Side:
         self.plain_step = self.step = self._step
         self.handles: list[Any] = []
         self.log: list[str] = []
+        self.renew()
+
+    def renew(self) -> None:
         self.adam = torch.optim.Adam(self.model.parameters(), 1e-2)
+        self.sgd = torch.optim.SGD(self.model.head.parameters(), 1e-2)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -111,11 +116,28 @@ class Side:
     def train(self, k: int) -> Any:
         return self.step(k)
 
+    def train_head(self, k: int) -> Any:
+        self.sgd.zero_grad()
+        self.loss(k).backward()
+        self.sgd.step()
+
     def accumulate(self, k: int) -> Any:
         for i in range(3):
             self.loss(k + i).backward()
         self.adam.step()
         self.adam.zero_grad(set_to_none=False)
+
+    def lbfgs(self, k: int) -> Any:
+        weights = [p for p in self.model.parameters() if p.requires_grad]
+        optimizer = torch.optim.LBFGS(weights, lr=0.01, max_iter=2)
+
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            loss = self.loss(k)
+            loss.backward()
+            return loss
+
+        return optimizer.step(closure).detach()
 
     def scaled(self, k: int) -> Any:
         scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
@@ -140,6 +162,10 @@ class Side:
         with torch.inference_mode():
             return first(self.model(self.batch(k))).clone()
 
+    def call_functionally(self, k: int) -> Any:
+        weights = {name: p.detach() * 1.01 for name, p in self.model.named_parameters()}
+        return first(torch.func.functional_call(self.model, weights, (self.batch(k),))).detach()
+
     def call_for_each_row(self, k: int) -> Any:
         self.model.eval()
         return torch.vmap(lambda x: first(self.model(x[None]))[0])(self.batch(k)).detach()
@@ -153,6 +179,9 @@ class Side:
         (slope,) = torch.autograd.grad(first(self.model(x)).sum(), x, create_graph=True)
         slope.square().sum().backward()
         return x.grad
+
+    def call_a_part(self, k: int) -> Any:
+        return self.model.inner(self.batch(k)).detach()
 
     def call_in_a_thread(self, k: int) -> Any:
         return twins.threaded(lambda: self._step(k))
@@ -168,6 +197,13 @@ class Side:
     def fail_in_a_hook(self, k: int) -> Any:
         with self.model.head.register_forward_hook(failing):
             self.loss(k)
+
+    def fail_in_the_optimizer(self, k: int) -> Any:
+        handle = self.adam.register_step_pre_hook(failing)
+        try:
+            self._step(k)
+        finally:
+            handle.remove()
 
     # Changes of the model.
 
@@ -191,8 +227,19 @@ class Side:
         head = self.model.head
         if parametrize.is_parametrized(head):
             parametrize.remove_parametrizations(head, "weight")
+        elif k % 2:
+            parametrizations.weight_norm(head)
         else:
             parametrizations.spectral_norm(head)
+
+    def prune(self, k: int) -> None:
+        if prune.is_pruned(self.model.stem):
+            prune.remove(self.model.stem, "weight")
+        else:
+            prune.random_unstructured(self.model.stem, "weight", 0.3)
+
+    def renew_optimizers(self, k: int) -> None:
+        self.renew()
 
     def reload(self, k: int) -> Any:
         weights = copy.deepcopy(self.model.state_dict())
@@ -210,6 +257,12 @@ class Side:
     def pickle(self, k: int) -> Any:
         other = pickle.loads(pickle.dumps(self.model))
         return first(other(self.batch(k))).detach()
+
+    def save(self, k: int) -> Any:
+        file = io.BytesIO()
+        torch.save(self.model.state_dict(), file)
+        file.seek(0)
+        return torch.load(file, weights_only=True)
 
     # Hooks of the user's own.
 
@@ -235,6 +288,7 @@ class Side:
             "requires": [p.requires_grad for p in model.parameters()],
             "training": [module.training for module in model.modules()],
             "adam": copied(self.adam.state_dict()),
+            "sgd": copied(self.sgd.state_dict()),
             "log": list(self.log),
             "repr": repr(model),
         }
@@ -245,7 +299,8 @@ class Side:
         found += [[sorted(vars(module)) for module in self.model.modules()]]
         for p in self.model.parameters():
             found.append((sorted(vars(p)), *(len(getattr(p, key) or ()) for key in TENSOR_HOOKS)))
-        found += [{k: len(v) if "hooks" in k else 0 for k, v in vars(self.adam).items()}]
+        for optimizer in (self.adam, self.sgd):
+            found.append({k: len(v) if "hooks" in k else 0 for k, v in vars(optimizer).items()})
         return found
 
     def take_over(self, other: "Side") -> None:
@@ -254,6 +309,7 @@ class Side:
         for p, q in zip(self.model.parameters(), other.model.parameters(), strict=True):
             p.grad = None if q.grad is None else q.grad.clone()
         self.adam.load_state_dict(copy.deepcopy(other.adam.state_dict()))
+        self.sgd.load_state_dict(copy.deepcopy(other.sgd.state_dict()))
         self.log = list(other.log)
         for mine, others in zip(self.model.modules(), other.model.modules(), strict=True):
             mine.training = others.training
@@ -274,17 +330,17 @@ MODULE_HOOKS = (
 )  # fmt: skip
 TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 CALLS: list[Callable[[Side, int], Any]] = [
-    Side.accumulate, Side.scaled, Side.validate, Side.infer,
-    Side.call_for_each_row, Side.ask_for_gradients,
-    Side.penalise_gradients, Side.call_in_a_thread,
+    Side.train_head, Side.accumulate, Side.lbfgs, Side.scaled, Side.validate, Side.infer,
+    Side.call_functionally, Side.call_for_each_row, Side.ask_for_gradients,
+    Side.penalise_gradients, Side.call_a_part, Side.call_in_a_thread,
 ]  # fmt: skip
 FAILURES: list[Callable[[Side, int], Any]] = [
-    Side.fail_in_backward, Side.fail_in_a_hook,
+    Side.fail_in_backward, Side.fail_in_a_hook, Side.fail_in_the_optimizer,
 ]  # fmt: skip
 COPIES: list[Callable[[Side, int], Any]] = [Side.copy, Side.pickle]
 CHANGES: list[Callable[[Side, int], Any]] = [
     Side.set_training, Side.freeze, Side.change_dtype, Side.replace_a_part, Side.add_a_part,
-    Side.parametrize, Side.reload, Side.hook,
+    Side.parametrize, Side.prune, Side.renew_optimizers, Side.reload, Side.save, Side.hook,
     Side.unhook, *COPIES,
 ]  # fmt: skip
 

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+from hypothesis import strategies as st
+from hypothesis.stateful import precondition, rule
 
 import anynan
 
@@ -71,6 +73,37 @@ def generators() -> dict[str, Any]:
 def _ours(found: Any) -> list[Any]:
     """Choose what is of anynan: imports and threads of others come and go meanwhile."""
     return [item for item in found if type(item).__module__.startswith("anynan")]
+
+
+class Doors:
+    """Use a tracker as a program may at any time; a mixin for walks that hold one.
+
+    Attributes:
+        tracker: The tracker, None while nothing is tracked.
+        was_bad: Whether a bad value is known to have come by.
+    """
+
+    tracker: Any = None
+    was_bad = False
+
+    @precondition(lambda self: self.tracker is not None)
+    @rule(what=st.sampled_from(DOORS))
+    def use(self, what: str) -> None:
+        with quiet():
+            try:
+                getattr(self.tracker, what)()
+            except anynan.AnomalyError:
+                assert self.was_bad
+        if what == "remove":
+            self.end()
+
+    def end(self) -> None:
+        """Remove the tracker."""
+        with quiet():
+            self.tracker.remove()
+        assert self.was_bad or not self.tracker.count("bad")
+        assert all(event.to_json() for event in self.tracker.events)
+        self.tracker = None
 
 
 def process() -> dict[str, Any]:

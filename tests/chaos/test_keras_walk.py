@@ -1,0 +1,149 @@
+"""Random walks through what a Keras program may do, beside a twin that nobody tracks."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import reject
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+pytest.importorskip("tensorflow")
+keras: Any = pytest.importorskip("keras")
+
+import anynan  # noqa: E402
+from tests.chaos import twins  # noqa: E402
+from tests.flat import split  # noqa: E402
+
+pytestmark = pytest.mark.tier(2)
+
+if keras.backend.backend() != "tensorflow":
+    pytest.skip("these run on TensorFlow", allow_module_level=True)
+
+SEEDS = st.integers(0, 999)
+OPTIONS = st.fixed_dictionaries(
+    {"action": st.sampled_from(["record", "warn", "raise"])},
+    optional={"replay": st.just(False), "parameters": st.just(True)},
+)
+PATCHED = (keras.Layer, keras.Model, keras.optimizers.Optimizer, keras.optimizers.SGD)
+
+
+def made(weights: Any = None) -> Any:
+    model = keras.Sequential(
+        [keras.Input((3,)), keras.layers.Dense(4, "tanh"), keras.layers.Dense(1, name="head")]
+    )
+    model.compile(keras.optimizers.SGD(0.01), "mse", run_eagerly=True)
+    if weights is not None:
+        model.set_weights(weights)
+    return model
+
+
+def process() -> dict[str, Any]:
+    attributes = {f"{x.__name__}.{key}": id(v) for x in PATCHED for key, v in vars(x).items()}
+    return {**twins.process(), **attributes}
+
+
+def fit(model: Any, x: Any) -> Any:
+    return model.fit(x, x.sum(1), batch_size=2, epochs=1, shuffle=False, verbose=0).history
+
+
+def train(model: Any, x: Any) -> Any:
+    return float(np.asarray(model.train_on_batch(x, x.sum(1))).ravel()[0])
+
+
+def evaluate(model: Any, x: Any) -> Any:
+    return model.evaluate(x, x.sum(1), verbose=0)
+
+
+def predict(model: Any, x: Any) -> Any:
+    return model.predict(x, verbose=0)
+
+
+def call(model: Any, x: Any) -> Any:
+    return np.asarray(model(x))
+
+
+def call_wrongly(model: Any, x: Any) -> Any:
+    try:
+        model(x[:, :2])
+    except anynan.AnomalyError:
+        raise
+    except Exception as error:
+        return type(error).__name__
+
+
+def freeze(model: Any, x: Any) -> None:
+    model.layers[0].trainable = not model.layers[0].trainable
+
+
+def compile_again(model: Any, x: Any) -> None:
+    model.compile(keras.optimizers.SGD(0.02), "mse", run_eagerly=True)
+
+
+def copy(model: Any, x: Any) -> Any:
+    other = keras.models.clone_model(model)
+    other.set_weights(model.get_weights())
+    return np.asarray(other(x))
+
+
+def reload(model: Any, x: Any) -> None:
+    model.set_weights([weight.copy() for weight in model.get_weights()])
+
+
+ACTS = [fit, train, evaluate, predict, call, call_wrongly, freeze, compile_again, copy, reload]
+
+
+class Walk(twins.Doors, RuleBasedStateMachine):
+    """Do the same with two models; track, pause, resume and untrack one of them."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.process = process()
+        self.plain = made()
+        self.tracked = made(self.plain.get_weights())
+        self.tracker: Any = None
+        self.was_bad = False
+
+    @rule(k=SEEDS, bad=st.sampled_from([False, False, True]), what=st.sampled_from(ACTS))
+    def both(self, k: int, bad: bool, what: Callable[[Any, Any], Any]) -> None:
+        x = np.random.default_rng(k).normal(size=(4, 3)).astype("float32")
+        if bad:
+            x[1, 1] = np.inf
+        self.was_bad = self.was_bad or bad
+        begun = self.plain.get_weights()
+        with twins.quiet():
+            try:
+                one = what(self.plain, x)
+            except ValueError as error:  # some weights were frozen as the optimizer was built
+                if "it was originally built with" not in str(error):
+                    raise
+                reject()
+            try:
+                two = what(self.tracked, x)
+            except anynan.AnomalyError:
+                assert self.was_bad
+                two = one
+                self.tracked.set_weights(self.plain.get_weights())
+        np.testing.assert_equal(one, two)
+        np.testing.assert_equal(self.plain.get_weights(), self.tracked.get_weights())
+        if bad:  # or everything is bad from now on
+            self.plain.set_weights(begun)
+            self.tracked.set_weights(begun)
+
+    @precondition(lambda self: self.tracker is None)
+    @rule(options=OPTIONS)
+    def track(self, options: dict[str, Any]) -> None:
+        with twins.quiet():
+            self.tracker = anynan.keras.track(self.tracked, **split(options))
+        self.was_bad = False
+
+    def teardown(self) -> None:
+        if getattr(self, "tracker", None) is not None:
+            self.end()
+        if hasattr(self, "process"):
+            twins.assert_process(self.process, process())
+
+
+def test_a_tracked_keras_model_and_its_twin(amount: Any) -> None:
+    amount(Walk, examples=4, steps=12)
