@@ -89,7 +89,8 @@ def watch_all(options: Options, found: Found) -> Callable[[], None]:
     warnings.filterwarnings("always", module=re.escape(noted.__name__))
     rule = warnings.filters[0]
     watch = Watch(options, found)
-    noted.everywhere, noted.unread = (watch.around, watch.loss, watch.before), _unread
+    noted.everywhere = noted.Everywhere(watch.around, watch.loss, watch.before)
+    noted.unread = _unread
     noted.begin().put()
 
     @between_graphs

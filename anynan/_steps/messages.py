@@ -24,7 +24,7 @@ INPUT_COMPUTED = Message(
 )
 INPUT_TRAINED = Message(
     "input-trained",
-    "your code trains this input, which has a gradient of its own: it is no data, and an update "
+    "your code trains this input, which has a gradient of its own: it is not data, and an update "
     "may have made it bad before {name} was called; {instead} watches that, too",
 )
 MAY_HAVE_RAISED = Message(

@@ -3,7 +3,7 @@
 import weakref
 from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 
@@ -136,6 +136,11 @@ class Transformed:
     def __call__(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Call it."""
         return tuple(leaves(self.made(*args, **kwargs)))
+
+
+def is_trained(x: torch.Tensor | None) -> TypeGuard[torch.Tensor]:
+    """Tell whether the program has gradients kept for a tensor: a weight, or what it made so."""
+    return isinstance(x, torch.Tensor) and x.is_leaf and x.requires_grad
 
 
 def as_weight(x: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -95,15 +95,19 @@ class Pass:
         before: Which pass had been read when it began.
         gave: The gradients that the program asked for, weakly.
         between: The gradients of what the program computed and called models with: weakly what,
-            how often that had been written to, and the gradient.
+            how often that had been written to, and the gradient; None for one that is not held.
+        passes: It, and those beside it that are kept.
     """
 
-    __slots__ = ("__weakref__", "_notes", "before", "between", "gave", "gradients", "roots")
+    __slots__ = (
+        "__weakref__", "_notes", "before", "between", "gave", "gradients", "passes", "roots",
+    )  # fmt: skip
 
     def __init__(self, roots: list[tuple[Any, int]], gradients: list[Any], notes: "Notes") -> None:
         self.roots, self.gradients, self.before = roots, gradients, -1
         self.gave: list[Any] = []
-        self.between: list[tuple[Any, int, torch.Tensor]] = []
+        self.between: list[tuple[Any, int, torch.Tensor | None]] = []
+        self.passes = notes.passes
         # The lists are the thread's own, and go on: this is how far they had come.
         self._notes = notes.before, notes.notes, len(notes.notes), notes.held_before, notes.held
 
@@ -428,9 +432,13 @@ class Notes(FunctionMode):
         return Pass([(_ref(x), writes(x))], [None], self)
 
     def entered(self, ref: Any, version: int, gradient: torch.Tensor) -> None:
-        """Hold the gradient that comes to what a model was called with, if it is small."""
-        if self.passes and gradient.nbytes <= SMALL:
-            self.passes[-1].between.append((ref, version, gradient.detach()))
+        """Note the gradient that comes to what a model was called with; hold it if it is small."""
+        if not self.passes:
+            return
+        size = gradient.nbytes
+        small = size <= SMALL and self._bytes + size <= HELD
+        self._bytes += size if small else 0
+        self.passes[-1].between.append((ref, version, gradient.detach() if small else None))
 
     def taken(self) -> Iterator[Any]:
         """Walk what the operations since the last pass took, weakly."""
@@ -533,9 +541,24 @@ class _Here(threading.local):
 
 
 _here = _Here()
-# Where the whole program is noted, and not only what is behind a model's call: what is called with
-# each backward pass, with what the program reads, and before an update.
-everywhere: tuple[Any, Any, Any] | None = None
+
+
+class Everywhere(NamedTuple):
+    """Say what is called where the whole program is noted.
+
+    Attributes:
+        around: With each backward pass, before and after it.
+        reads: With what is bad as the program reads it.
+        update: Before each update.
+    """
+
+    around: Callable[[Notes, Pass, bool, Any], None]
+    reads: Callable[[Notes, torch.Tensor, bool], None]
+    update: Callable[[], None]
+
+
+# None where only what is behind a model's call is noted.
+everywhere: Everywhere | None = None
 # Has watched models read nothing while a function of the program's runs again.
 unread: Callable[[], AbstractContextManager[Any]] = nullcontext
 _all: "weakref.WeakValueDictionary[int, Notes]" = weakref.WeakValueDictionary()
@@ -579,7 +602,7 @@ def begin() -> Notes:
         if not _waiting:
             _waiting.append(when_imported(EVALUATION, _before_compiled))
     if everywhere is not None:  # it may have begun after a tracker of the program's own
-        notes.around, notes.reads, _ = everywhere
+        notes.around, notes.reads = everywhere.around, everywhere.reads
     return notes
 
 

@@ -62,7 +62,8 @@ _PATIENCE = 10.0
 _EARLIER = 8
 
 
-_others: "weakref.WeakSet[Replays]" = weakref.WeakSet()
+# Those of all that is tracked.
+_every: "weakref.WeakSet[Replays]" = weakref.WeakSet()
 
 
 # Why there is no call to run again.
@@ -104,7 +105,7 @@ class Replays:
         self.lock = threading.Lock()
         self._told: list[weakref.ref[torch.Tensor]] = []  # weights that were bad at the start
         self._strangers: list[weakref.ref[torch.Tensor]] = []  # of the last second run
-        _others.add(self)
+        _every.add(self)
 
     def handed(self) -> list[tuple[str, torch.Tensor]]:
         """Give what the last second run was handed that others computed, and forget it."""
@@ -217,23 +218,39 @@ class Replays:
         return None
 
     def _behind_parts(self, state: State, reading: Reading, result: Replay) -> Replay:
-        """Look into the part that took what this one gave: what came in bad may be made there."""
+        """Look into what took what this part gave: what came in bad may be made there."""
         if reading.phase != "backward" or not result.incoming or result.sinks:
             return result
-        others = {self: state} if self._models.parts else {}
-        others |= {each: each._threads.state() for each in _others if each is not self}
-        for each, its in others.items():
-            beyond = each._beyond(its)
-            found = each.again(its, reading, beyond, handed=True) if beyond else result
-            if each is self and found.sinks:
-                return found
-            if each is not self and found.made:  # its layers are another model's
-                found.passed, (_, model) = [], next(each._models.living())
-                for record in found.records:
-                    name = type(model).__name__
-                    record.layer = f"{name}.{record.layer}" if record.layer else name
-                return found
+        beyond = self._beyond(state) if self._models.parts else []
+        found = self.again(state, reading, beyond, handed=True) if beyond else result
+        if found.sinks:
+            return found
+        notes = noted.of(state.thread.ident)
+        for last in list(notes.passes)[-1:] if notes else ():
+            bad = {id(ref) for ref, _, x in last.between if x is None or nonfinite(x)}
+            others = (each._spoilt(reading, bad) for each in list(_every) if each is not self)
+            return next(filter(None, others), result)
         return result
+
+    def _spoilt(self, reading: Reading, bad: set[int]) -> Replay | None:
+        """Run those calls again that gave bad gradients, for what is tracked apart from this.
+
+        Args:
+            reading: What was read of that.
+            bad: The ids of the weak references to what has a bad gradient.
+        """
+        state = self._threads.state()
+        roots = [
+            root for root in self._beyond(state) if any(id(x) in bad for x, _ in root.versions)
+        ]
+        found = self.again(state, reading, roots, handed=True) if roots else None
+        if found is None or not found.made:
+            return None
+        found.passed, (_, model) = [], next(self._models.living())
+        name = type(model).__name__  # its layers are another model's
+        for record in found.records:
+            record.layer = f"{name}.{record.layer}" if record.layer else name
+        return found
 
     def written(self, reading: Reading, weights: list[torch.Tensor]) -> Replay | None:
         """Compute again what the program wrote into weights before they were watched."""

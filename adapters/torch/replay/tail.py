@@ -28,7 +28,7 @@ from anynan._diagnosis.trials import Attempt
 from anynan._readings.readings import Reading
 from anynan.events import Extent, Phase, Source
 from anynan.torch.call import noted
-from anynan.torch.call.note import Note, Noted, Transformed, as_weight
+from anynan.torch.call.note import Note, Noted, Transformed, as_weight, is_trained
 from anynan.torch.call.noted import Pass
 from anynan.torch.call.randomstate import RandomState
 from anynan.torch.call.reached import reached_by
@@ -282,7 +282,7 @@ class Tail:
             watcher.called = note.source()
             with _modes(note, args), _kept_as_is(note.func):
                 out = note.func(*args, **kwargs) if data is None else data
-            if note.func is as_weight or (not note.in_place and _is_leaf(out)):
+            if note.func is as_weight or (not note.in_place and is_trained(out)):
                 out = self._stand(watcher, note.out, out, grad=note.grad)
             gave = out if isinstance(note.out, list) else [args[0] if note.in_place else out]
             values.update(zip([(id(ref), n) for ref, n in note.made], gave, strict=True))
@@ -493,7 +493,7 @@ class Tails:
         Each such part goes on from a finite gradient that came to what a model was called with.
         """
         for ref, version, gradient in found.between:
-            if not nonfinite(gradient):
+            if gradient is not None and not nonfinite(gradient):
                 part = found.at(ref, version, gradient)
                 replay = self._again(reading, part, "gradients")
                 if replay is not None and replay.made:
@@ -569,10 +569,8 @@ class Tails:
         gradients = found.gradients if extent == "gradients" else None
         replay = _again(tail, gradients, runner, prior, reading.phase)
         self.handed += tail.handed
-        if runner is None:
-            asked = (
-                None if replay is not None and replay.made else self._asked(reading, tail, found)
-            )
+        if runner is None and not (replay and replay.made):
+            asked = self._asked(reading, tail, found)
             if asked is not None:
                 return asked
         if runner is None and replay is not None:
@@ -586,8 +584,7 @@ class Tails:
         """Find what made a gradient bad that came in, which the program had asked for before."""
         bad = {id(ref) for _, ref, stand in tail.outside if nonfinite(stand)}
         bad |= {id(ref) for ref, _ in found.roots if (x := ref()) is not None and nonfinite(x)}
-        notes = noted.of() if bad else None
-        ended = [each for each in (notes.passes if notes else ()) if each is not found]
+        ended = [each for each in found.passes if each is not found] if bad else []
         for each in reversed(ended):
             if not any(id(ref) in bad for ref in each.gave):
                 continue
@@ -715,11 +712,6 @@ def _filled(value: Callable[[Any], Any], x: Any) -> Any:
     if kind is dict:
         return {key: _filled(value, item) for key, item in x.items()}
     return x
-
-
-def _is_leaf(x: Any) -> bool:
-    """Tell whether gradients are kept for a tensor, as the program asked of what made it."""
-    return isinstance(x, torch.Tensor) and x.is_leaf and x.requires_grad
 
 
 def _requires(ref: Any) -> bool:

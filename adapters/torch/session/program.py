@@ -31,7 +31,7 @@ from anynan._steps.messages import METRIC_BAD
 from anynan._steps.tracked import Tracked
 from anynan.options import Options
 from anynan.torch.call import noted
-from anynan.torch.call.note import Note
+from anynan.torch.call.note import Note, is_trained
 from anynan.torch.call.noted import Notes, Pass
 from anynan.torch.messages import GONE, READ_BAD
 from anynan.torch.private import foreach_norm, storage_number
@@ -171,19 +171,16 @@ class Program(BaseAdapter):
         leaves = self._leaves
         for ref in notes.taken():
             x = ref()
-            if x is not None and _is_leaf(x):
+            if is_trained(x):
                 leaves[id(x)] = ref
         for key in [key for key, ref in leaves.items() if ref() is None]:
             del leaves[key]
             self._names.pop(key, None)
-        grads = [x.grad for ref in leaves.values() if (x := ref()) is not None]
-        found = [g for g in grads if g is not None and g.layout is torch.strided]
-        if not found or rows.failed is not None:
-            return
-        if not finite_norms(found):
+        if rows.failed is None and spoilt(leaves):
             self._bad_gradient(rows)
 
     def _bad_gradient(self, rows: Step) -> None:
+        """Read the first gradient that is bad."""
         for name, x in self.weights():
             if x.grad is not None and nonfinite(x.grad):
                 self._read(rows, x.grad, "backward", f"grad of {name}", name)
@@ -257,7 +254,7 @@ class Watch:
         """Find the weights that no model has; none of a model's is referred to after it."""
         for key in [key for key, ref in self._free.items() if ref() is None]:
             del self._free[key]
-        refs = {id(x): ref for ref in (*notes.leaves, *notes.taken()) if _is_leaf(x := ref())}
+        refs = {id(x): ref for ref in (*notes.leaves, *notes.taken()) if is_trained(x := ref())}
         notes.leaves.clear()
         if refs.keys() - self._free.keys():
             self._free |= refs
@@ -266,11 +263,8 @@ class Watch:
 
     def before(self) -> None:
         """Read the gradients of weights that no model has, after a pass that models have read."""
-        free = [ref() for ref in self._free.values()] if self._beside else []
-        self._beside = False
-        grads = [x.grad for x in free if x is not None and x.grad is not None]
-        grads = [g for g in grads if g.layout is torch.strided]
-        if not grads or finite_norms(grads):
+        beside, self._beside = self._beside, False
+        if not (beside and spoilt(self._free)):
             return
         if not any(step.failed is not None for step in _steps()):
             self._count()
@@ -430,10 +424,6 @@ class Watch:
         self._found.harm(f"{name} holds {_WORDS[summary.kind or 'nan']} as the program ends")
 
 
-def _is_leaf(x: torch.Tensor | None) -> bool:
-    return x is not None and x.is_leaf and x.requires_grad
-
-
 def _steps() -> list[Step]:
     """List the open steps of the models that are watched."""
     rows = (each.steps.threads.state().rows for each in watching())
@@ -443,6 +433,13 @@ def _steps() -> list[Step]:
 def _buffers() -> Iterator[tuple[str, torch.Tensor]]:
     for each in watching():
         yield from each.models.buffers()
+
+
+def spoilt(weights: dict[int, "weakref.ref[torch.Tensor]"]) -> bool:
+    """Tell, in one read, whether any of these has a bad gradient."""
+    grads = [x.grad for ref in weights.values() if (x := ref()) is not None]
+    found = [g for g in grads if g is not None and g.layout is torch.strided]
+    return bool(found) and not finite_norms(found)
 
 
 def finite_norms(tensors: list[torch.Tensor]) -> bool:

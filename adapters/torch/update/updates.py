@@ -320,7 +320,7 @@ def _tell(optimizer: torch.optim.Optimizer) -> None:
     for each in found:
         each.before(optimizer)
     if noted.everywhere is not None:
-        noted.everywhere[2]()
+        noted.everywhere.update()
 
 
 @between_graphs
