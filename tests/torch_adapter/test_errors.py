@@ -2,7 +2,7 @@
 
 import math
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,6 +12,11 @@ from torch import nn
 import anynan
 from tests.failing import failure
 from tests.flat import split
+from tests.torch_adapter.training import stepping
+
+
+def logarithm():
+    return type("Log", (nn.Module,), {"forward": lambda self, x: torch.log(x)})()
 
 
 def net() -> nn.Module:
@@ -58,14 +63,10 @@ def test_patterns_on_a_step_whose_model_comes_with_the_first_call() -> None:
 
 
 def test_the_traceback_of_a_step_ends_in_the_line_of_the_layer() -> None:
-    class Log(torch.nn.Module):
-        def forward(self, x):
-            return torch.log(x)
-
     class Net(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.log = Log()
+            self.log = logarithm()
 
         def forward(self, x):
             return self.log(x)  # here
@@ -89,32 +90,29 @@ def test_what_would_watch_nothing_is_refused_in_one_line() -> None:
     def items() -> Iterator[int]:
         yield 1
 
-    uses: dict[str, Callable[[], object]] = {
-        "None: is a return statement missing": lambda: anynan.torch.track(None),
-        "the body of an async function runs after": lambda: anynan.torch.track(later),
-        "the body of a generator function runs after": lambda: anynan.torch.track(items),
-        "layers= takes globs or predicates, not the class Linear": lambda: anynan.torch.track(
-            net(), layers=nn.Linear
+    large = anynan.Policy(large=1)
+    uses: dict[str, tuple[Any, dict[str, Any]]] = {
+        "None: is a return statement missing": (None, {}),
+        "the body of an async function runs after": (later, {}),
+        "the body of a generator function runs after": (items, {}),
+        "layers= takes globs or predicates, not the class Linear": (net(), {"layers": nn.Linear}),
+        "'nowhere' matches no layer": (
+            net(), {"policy": anynan.Policy(overrides={"nowhere": large})},
         ),
-        "'nowhere' matches no layer": lambda: anynan.torch.track(
-            net(), policy=anynan.Policy(overrides={"nowhere": anynan.Policy(large=1)})
+        r"bad='spike'\) does nothing without spike=": (
+            net(), {"policy": anynan.Policy(bad="spike")},
         ),
-        r"bad='spike'\) does nothing without spike=": lambda: anynan.torch.track(
-            net(), policy=anynan.Policy(bad="spike")
-        ),
-        "save=.* cannot be written": lambda: anynan.torch.track(net(), save=f"{__file__}/bundle"),
-    }
-    for words, use in uses.items():
+        "save=.* cannot be written": (net(), {"save": f"{__file__}/bundle"}),
+    }  # fmt: skip
+    for words, (target, options) in uses.items():
         with pytest.raises((TypeError, ValueError, OSError), match=words):
-            use()
-    anynan.torch.track(
-        net(), policy=anynan.Policy(overrides={"model": anynan.Policy(large=9)}, bad="large")
-    ).remove()
+            anynan.torch.track(target, **options)
+    policy = anynan.Policy(overrides={"model": large}, bad="large")
+    anynan.torch.track(net(), policy=policy).remove()
 
 
 def test_an_adapter_of_functions_names_the_one_that_a_module_belongs_to() -> None:
-    jax = pytest.importorskip("jax")
-    del jax
+    pytest.importorskip("jax")
     with pytest.raises(TypeError, match=r"Sequential is torch's: use anynan\.torch\.track\(\)"):
         anynan.jax.track(net())
 
@@ -129,15 +127,12 @@ def test_recording_warns_of_no_value_and_logs_each_suspect(
     caplog: pytest.LogCaptureFixture, recwarn: pytest.WarningsRecorder
 ) -> None:
     model = net()
-    policy = anynan.Policy(large=1e-6, headroom=1, spike=1.0001)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
-
-    @anynan.torch.track(action="record", policy=policy, advanced=anynan.Advanced(patience=2))
-    def step(x: torch.Tensor) -> None:
-        optimizer.zero_grad()
-        model(x).square().sum().backward()
-        optimizer.step()
-
+    step: Any = anynan.torch.track(
+        stepping(model, torch.optim.SGD(model.parameters(), lr=1e-6)),
+        action="record",
+        policy=anynan.Policy(large=1e-6, headroom=1, spike=1.0001),
+        advanced=anynan.Advanced(patience=2),
+    )
     for i in range(24):
         step(torch.full((2, 2), 1.0 + 1e4 * (i == 22)))
     step(torch.full((2, 2), math.inf))
@@ -150,14 +145,8 @@ def test_recording_warns_of_no_value_and_logs_each_suspect(
 
 def test_metrics_never_look_healthier_once_all_weights_are_nan() -> None:
     model = net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
-
-    @anynan.torch.track(action="record", advanced=anynan.Advanced(replay=False))
-    def step(x: torch.Tensor) -> None:
-        optimizer.zero_grad()
-        model(x).square().sum().backward()
-        optimizer.step()
-
+    advanced = anynan.Advanced(replay=False)
+    step: Any = anynan.torch.track(stepping(model), action="record", advanced=advanced)
     step(torch.ones(2, 2))
     before = step.metrics()
     for p in model.parameters():
@@ -226,10 +215,6 @@ def failing(model):
     with pytest.raises(anynan.NonFiniteError) as caught:
         model(torch.full((2, 3), -1.0))
     return caught.value
-
-
-def logarithm():
-    return type("Log", (nn.Module,), {"forward": lambda self, x: torch.log(x)})()
 
 
 def test_with_two_tracked_models_a_report_says_which_it_is_about():

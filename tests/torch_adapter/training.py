@@ -4,7 +4,7 @@ import copy
 import gc
 import random
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -157,6 +157,18 @@ def train(
     loss.backward()
     optimizer.step()
     return loss
+
+
+def stepping(
+    model: nn.Module, optimizer: torch.optim.Optimizer | None = None
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Give a training step of a model, to be tracked."""
+    optimizer = optimizer or sgd(model)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return train(model, optimizer, x)
+
+    return step
 
 
 def snapshot(model: nn.Module) -> list[torch.Tensor]:
