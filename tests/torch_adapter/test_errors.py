@@ -11,7 +11,6 @@ from torch import nn
 
 import anynan
 from tests.failing import failure
-from tests.flat import split
 from tests.torch_adapter.training import stepping
 
 
@@ -21,29 +20,6 @@ def logarithm():
 
 def net() -> nn.Module:
     return nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1))
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "words"),
-    [
-        ({"layer": "0"}, TypeError, ["no option 'layer'", "layers", "exclude"]),
-        ({"layers": "conv*"}, ValueError, ["layers='conv*'", "matches no layer", "0, 1, 2"]),
-        ({"exclude": "3"}, ValueError, ["exclude='3'", "matches no layer"]),
-        ({"layers": ["0", "7"]}, ValueError, ["'7'", "matches no layer"]),
-        ({"layers": lambda path, layer: False}, ValueError, ["matches no layer"]),
-        ({"layers": 3}, TypeError, ["layers=", "globs or predicates", "int"]),
-        ({"layers": [3]}, TypeError, ["layers=", "globs or predicates", "int"]),
-    ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
-)
-def test_a_bad_option(options: Any, error: type[Exception], words: list[str]) -> None:
-    model = net()
-    with pytest.raises(error) as caught:
-        anynan.torch.track(model, **split(options))
-    for word in words:
-        assert word in str(caught.value)
-    assert not any(module._forward_hooks for module in model.modules()), "nothing was hooked"
-    anynan.torch.track(model)  # and the model can be tracked
 
 
 def test_a_model_on_the_meta_device() -> None:
@@ -160,12 +136,6 @@ def test_metrics_never_look_healthier_once_all_weights_are_nan() -> None:
     text = step.report()
     assert "not finite in 2 of 2 layers" in text
     assert "tightest headroom" not in text
-
-
-def test_a_wrong_option_of_first_bad_batch_is_answered_with_its_own_options() -> None:
-    wrong: dict[str, Any] = {"evry": 2}
-    with pytest.raises(TypeError, match="first_bad_batch.*'evry'; the options are every, state, "):
-        anynan.torch.first_bad_batch(lambda batch: batch.sum(), [torch.ones(2)], **split(wrong))
 
 
 def test_a_number_that_came_in_bad_is_no_sample_of_the_data() -> None:
