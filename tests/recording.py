@@ -1,11 +1,13 @@
-"""Array code with everything recorded."""
+"""Array code that is tracked, and what is told of it."""
 
 import functools
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pytest
 
 import anynan
 from tests.failing import failure
@@ -13,8 +15,11 @@ from tests.flat import split
 
 NAN, INF = float("nan"), float("inf")
 Array = np.ndarray[Any, Any]
+ZEROS, ONES = np.zeros(3), np.ones(3)
+READS = pytest.mark.parametrize("read", ["immediate", "end"])
+LEVELS = pytest.mark.parametrize("level", ["step", "layer", "operation"])
 
-# The recorder itself; what the default makes of it is in test_recorder_ends.
+# The recorder itself: each operation is watched as it runs.
 track: Any = functools.partial(anynan.track, level="layer")
 
 
@@ -28,12 +33,45 @@ def recorded(function: Callable[..., Any], *args: Any, **options: Any) -> anynan
     return tracker
 
 
+def failing(function: Any, *args: Any, **options: Any) -> anynan.Event:
+    """Give the event of a call at the default level, which explains by a second run."""
+    with np.errstate(all="ignore"):
+        return failure(anynan.track(function, **split(options)), *args)
+
+
+def bad(tracker: Any) -> Any:
+    """Give the one bad event of a tracker."""
+    (event,) = [event for event in tracker.events if event.severity == "bad"]
+    return event
+
+
+def line_of(function: Any, text: str) -> int:
+    lines, first = inspect.getsourcelines(function)
+    (found,) = [first + i for i, line in enumerate(lines) if text in line]
+    return found
+
+
 @dataclass
 class State:
     weight: Any
     bias: Any
 
 
-# The operation is named.
+def entropy(p: Any) -> Any:
+    q = p * np.log(p)
+    return -q.sum()
 
-ZEROS, ONES, SINGULAR = np.zeros(3), np.ones(3), np.ones((2, 2))
+
+def centre(x: Any) -> None:
+    x -= x.mean()
+    x /= x.std()
+
+
+def attention(x: Any, scale: float = 1.0) -> Any:
+    xp = x.__array_namespace__()
+    with anynan.scope("scores"):
+        scores = xp.matmul(x, xp.matrix_transpose(x)) * scale
+    with anynan.scope("softmax"):
+        grown = xp.exp(scores)
+        weights = grown / xp.sum(grown, axis=-1, keepdims=True)
+    return xp.sum(weights * 2.0)

@@ -11,12 +11,9 @@ import pytest
 
 import anynan
 from anynan.arrays.tracked import TrackedArray
-from tests.recording import INF, NAN, ONES, ZEROS, Array, State, caught, recorded, track
+from tests.recording import INF, NAN, ONES, READS, ZEROS, Array, State, caught, recorded, track
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
-
-
-# The function runs as it would without a tracker.
 
 
 class Pair(NamedTuple):
@@ -140,7 +137,7 @@ def same(a: Any, b: Any) -> bool:
 
 @pytest.mark.filterwarnings("ignore:Setting the shape:DeprecationWarning")  # NumPy 2.5's own
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
-@pytest.mark.parametrize("read", ["immediate", "end"])
+@READS
 def test_results_are_the_same(program: Callable[..., Any], read: Any) -> None:
     before = X.copy()
     tracker = track(program, advanced=anynan.Advanced(read=read))
@@ -197,15 +194,10 @@ def test_a_kept_array_is_an_array_still() -> None:
     assert np.asarray(left).tolist() == [5.0, 2.0, 2.0]
 
 
-# NumPy's own warnings and errors are the user's business.
-
-
 def test_numpy_warns_as_it_would_and_at_the_users_line() -> None:
     def program(x: Array) -> Any:
-        first = np.log(x)
-        second = x / x
-        third = np.add.reduce(np.full_like(x, 1.7e308))
-        return first, second, third, np.sqrt(-x - 1), (-x - 1) ** 0.5
+        total = np.add.reduce(np.full_like(x, 1.7e308))
+        return np.log(x), x / x, total, np.sqrt(-x - 1), (-x - 1) ** 0.5
 
     def warned(function: Callable[..., Any]) -> list[tuple[str, str, int]]:
         with warnings.catch_warnings(record=True) as seen:
@@ -220,10 +212,9 @@ def test_numpy_warns_as_it_would_and_at_the_users_line() -> None:
     for fn, count in ((program, 5), (choosing, 2)):
         expected = warned(fn)
         assert len(expected) == count
-        for read in ("immediate", "end"):
-            chosen = anynan.Advanced(read=read)
-            assert warned(track(fn, action="record", advanced=chosen)) == expected
-        assert warned(track(fn, action="record", level="step")) == expected
+        late = anynan.Advanced(read="end")
+        for options in ({}, {"level": "step"}, {"advanced": late}):
+            assert warned(track(fn, action="record", **options)) == expected
 
 
 HUGE = np.full(3, 1e308)
@@ -252,20 +243,16 @@ NAMED: list[tuple[str, Callable[..., Any], Array]] = [
 ]
 
 
-@pytest.mark.parametrize("read", ["immediate", "end"])
+@READS
 @pytest.mark.parametrize(
     ("name", "program", "x"), NAMED, ids=[f"{name}-{i}" for i, (name, *_) in enumerate(NAMED)]
 )
 def test_operation_is_named(name: str, program: Any, x: Array, read: Any) -> None:
-    x = x.copy()
-    event = caught(program, x, read=read)
+    event = caught(program, x.copy(), read=read)
     assert event.operation.name == name
     assert event.operation.source.file == __file__
     assert event.backend == "numpy"
     assert (event.layer, event.phase) == ("", "forward")
-
-
-# What counts, and what does not.
 
 
 def guard_with_where(x: Array) -> Any:
@@ -292,13 +279,9 @@ def masked_scores(x: Array) -> Any:
 
 
 @pytest.mark.parametrize(
-    "program",
-    [
-        guard_with_where, guard_with_mask, guard_in_view, masked_scores,
-    ],
-    ids=lambda p: p.__name__,
-)  # fmt: skip
-@pytest.mark.parametrize("read", ["immediate", "end"])
+    "program", [guard_with_where, guard_with_mask, guard_in_view, masked_scores]
+)
+@READS
 @pytest.mark.parametrize("level", ["layer", "operation"])
 def test_what_the_code_removes_itself_is_no_failure(program: Any, read: Any, level: Any) -> None:
     tracker = track(program, advanced=anynan.Advanced(read=read), level=level)
@@ -337,8 +320,7 @@ def test_what_a_view_wrote_is_followed_through_a_copy_of_its_base() -> None:
         y[1:][...] = np.log(x[1:] - 2)
         return y.copy().sum()
 
-    event = caught(program, ONES)
-    assert event.operation.name == "log"
+    assert caught(program, ONES).operation.name == "log"
 
 
 def test_the_origin_is_followed_through_many_operations() -> None:

@@ -1,7 +1,6 @@
 """Calls of array code one after another: counts, history, cost, state."""
 
 import gc
-import warnings
 import weakref
 from contextlib import suppress
 from dataclasses import replace
@@ -14,7 +13,7 @@ import pytest
 import anynan
 from tests.counting import python_calls
 from tests.failing import failure
-from tests.recorded import centre, entropy, failing, line_of
+from tests.recording import centre, entropy, failing, line_of
 
 
 def spoilt(x: Any) -> Any:
@@ -25,43 +24,36 @@ def spoilt(x: Any) -> Any:
 
 def solves(x: Any) -> Any:
     y = np.log(x)
-    if np.isnan(y).any():
-        msg = "not in the domain"
-        raise ValueError(msg)
+    assert not np.isnan(y).any(), "not in the domain"
     return y
 
 
 @pytest.mark.parametrize(
     ("function", "clean", "bad"),
     [
-        (entropy, (np.full(2, 0.5),), (np.array([0.5, 0.0]),)),
-        (centre, (np.array([1.0, 2.0]),), (np.full(2, 2.0),)),
-        (centre, (np.arange(20_000.0),), (np.full(20_000, 2.0),)),
-        (spoilt, (np.ones(3),), (np.zeros(3),)),
-        (solves, (np.ones(3),), (-np.ones(3),)),
-        (entropy, (np.full(20_000, 0.5),), (np.linspace(0, 1, 20_000),)),
-        (entropy, (np.full(2, 0.5),), (np.array([0.5, np.nan]),)),
-        (entropy, (np.full(2, 0.5),), (np.array([0.5, -1e300]),)),
+        (entropy, np.full(2, 0.5), np.array([0.5, 0.0])),
+        (centre, np.array([1.0, 2.0]), np.full(2, 2.0)),
+        (centre, np.arange(20_000.0), np.full(20_000, 2.0)),
+        (spoilt, np.ones(3), np.zeros(3)),
+        (solves, np.ones(3), -np.ones(3)),
+        (entropy, np.full(20_000, 0.5), np.linspace(0, 1, 20_000)),
+        (entropy, np.full(2, 0.5), np.array([0.5, np.nan])),
     ],
 )
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_a_later_call_is_told_as_the_first_one(function: Any, clean: Any, bad: Any) -> None:
     """The first call of a function is looked at more closely than those of plain arrays after."""
 
-    def told(*, later: bool) -> tuple[Any, list[Any]]:
-        tracked = anynan.track(function)
-        if later:
-            for _ in range(3):
-                tracked(*[np.copy(x) if isinstance(x, np.ndarray) else x for x in clean])
-        given = [np.copy(x) if isinstance(x, np.ndarray) else x for x in bad]
-        event = failure(tracked, *given)
-        return replace(event, step=0, order=0), given
+    def told(*, after: int) -> tuple[Any, Any]:
+        tracked, given = anynan.track(function), bad.copy()
+        for _ in range(after):
+            tracked(clean.copy())
+        return replace(failure(tracked, given), step=0, order=0), given
 
-    (first, once), (event, again) = told(later=False), told(later=True)
+    (first, once), (event, again) = told(after=0), told(after=3)
     assert event == first
     assert event.operation is not None or event.phase == "input"
-    for one, other in zip(once, again, strict=True):
-        np.testing.assert_array_equal(one, other)
+    np.testing.assert_array_equal(once, again)
 
 
 def test_clean_calls_of_plain_arrays_are_in_the_history() -> None:
@@ -77,11 +69,6 @@ def test_clean_calls_of_plain_arrays_are_in_the_history() -> None:
         assert reading.absmax is not None
         assert reading.absmax >= largest  # where one number clears an array, it bounds it
     assert tracked.step == 3
-
-
-def test_a_clean_call_of_plain_arrays_calls_little() -> None:
-    """What a call costs is counted: Python calls, those of the function itself left out."""
-    assert usual_calls(anynan.track(np.negative), np.ones(1000)) <= 13
 
 
 def ends_badly(x: Any) -> Any:
@@ -115,22 +102,18 @@ def usual_calls(tracked: Any, *args: Any) -> int:
     return python_calls(tracked, *args)
 
 
-@pytest.mark.parametrize("count", [1, 5, 50, 200])
-def test_further_arguments_cost_no_python_calls(count: int) -> None:
-    arrays = [np.ones(10) for _ in range(count)]
-    named = {f"w{i}": x for i, x in enumerate(arrays)}
-    assert usual_calls(anynan.track(lambda *xs: xs[0] + 1), *arrays) <= 14
-    assert usual_calls(anynan.track(lambda xs: xs[0] + 1), arrays) <= 14
-    assert usual_calls(anynan.track(lambda d: d["w0"] + 1), named) <= 14
-    assert usual_calls(anynan.track(lambda x: x[0][0]["w0"] + 1), ([named], 1.0)) <= 14
-
-
 SCALE = [np.full(3, 2.0) for _ in range(50)]
 
 
-def test_what_the_code_reaches_costs_little() -> None:
-    few = usual_calls(anynan.track(lambda x: x * SCALE[0]), np.ones(3))
-    assert few <= 250
+def test_a_clean_call_calls_little() -> None:
+    """What a call costs is counted: Python calls, those of the function itself left out."""
+    assert usual_calls(anynan.track(np.negative), np.ones(1000)) <= 13
+    assert usual_calls(anynan.track(lambda x: x * SCALE[0]), np.ones(3)) <= 250
+    arrays = [np.ones(10) for _ in range(200)]
+    named = {f"w{i}": x for i, x in enumerate(arrays)}
+    assert usual_calls(anynan.track(lambda *xs: xs[0] + 1), *arrays) <= 14
+    assert usual_calls(anynan.track(lambda xs: xs[0] + 1), arrays) <= 14
+    assert usual_calls(anynan.track(lambda x: x[0][0]["w0"] + 1), ([named], 1.0)) <= 14
 
 
 class Network:
@@ -184,17 +167,15 @@ def test_state_that_was_bad_already_or_is_set_so_is_no_news() -> None:
 
 
 def silent(rho: Any) -> int:
-    u = rho / rho
-    return int(np.isfinite(u).sum())
+    return int(np.isfinite(rho / rho).sum())
 
 
 def test_a_nan_in_a_call_that_gives_nothing_to_read_is_told_once() -> None:
     tracked = anynan.track(silent)
-    with warnings.catch_warnings(record=True) as caught, np.errstate(all="ignore"):
-        warnings.simplefilter("always", anynan.AnynanWarning)
+    with pytest.warns(anynan.AnynanWarning) as caught, np.errstate(all="ignore"):
         for i in range(5):
             tracked(np.array([1.0, float(i % 2)]))
-    (text,) = [str(w.message) for w in caught if issubclass(w.category, anynan.AnynanWarning)]
+    (text,) = [str(w.message) for w in caught]
     assert "Suspect: NaN first appeared in `silent`" in text
     assert "invalid value in divide" in text
     (event,) = tracked.events
@@ -218,32 +199,20 @@ def test_arrays_that_the_function_makes_itself_are_watched_where_nothing_else_ex
     assert type(np.random.default_rng()) is np.random.Generator
 
 
-class Estimator:
+def fit(x: Any) -> Any:
     """Refuse what is not finite, as scikit-learn's estimators do."""
-
-    def fit(self, x: Any) -> "Estimator":
-        x = np.asarray(x, dtype=float)
-        if not np.isfinite(x).all():
-            raise ValueError("Input X contains infinity or a value too large for float64.")
-        self.mean = x.mean()
-        return self
+    x = np.asarray(x, dtype=float)
+    if not np.isfinite(x).all():
+        raise ValueError("Input X contains infinity or a value too large for float64.")
+    return x.mean()
 
 
-class Pipeline:
-    def fit(self, x: Any) -> Estimator:
-        return Estimator().fit(np.log(x))
-
-
-def test_a_library_that_refuses_a_bad_argument_is_told_with_the_argument() -> None:
-    event = failing(Estimator().fit, np.array([1.0, np.nan, 2.0]))
+def test_a_library_that_refuses_what_is_bad_is_told_with_where_that_came_from() -> None:
+    event = failing(fit, np.array([1.0, np.nan, 2.0]))
     assert (event.phase, event.tensor, event.notes) == ("input", "x", ())
     assert "1 of 3 rows is bad: 1" in event.cause.evidence
-
-
-def test_a_library_that_refuses_an_inf_is_told_with_the_operation_that_made_it() -> None:
-    event = failing(Pipeline().fit, np.array([1.0, 0.0]))
-    assert event.kind == "neginf"
-    assert event.cause.tag == "log_of_zero"
+    event = failing(lambda x: fit(np.log(x)), np.array([1.0, 0.0]))
+    assert (event.kind, event.cause.tag) == ("neginf", "log_of_zero")
 
 
 def test_what_is_known_to_be_bad_is_not_looked_into_again() -> None:

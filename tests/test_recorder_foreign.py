@@ -1,19 +1,20 @@
-"""Tracked arrays in the hands of code that asks for a class, or brings its own array_api_compat."""
+"""Tracked arrays and functions in the hands of others: what asks for a class, copies or checks."""
 
-import functools
+import copy
 import json
-import subprocess
-import sys
+import pickle
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import anynan
+from anynan._steps.tracked import inside
 from tests.failing import failure
+from tests.processes import python
+from tests.recording import READS, recorded, track
 
-# The recorder itself; what the default makes of it is in test_recorder_ends.
-track: Any = functools.partial(anynan.track, level="layer")
 pytestmark = pytest.mark.filterwarnings("ignore::anynan.AnynanWarning", "ignore::RuntimeWarning")
 
 # SciPy reads its switch when it is imported.
@@ -35,13 +36,10 @@ for i, program in enumerate(programs):
 
 @pytest.mark.tier(2)
 def test_beside_a_plain_array_under_a_vendored_array_api_compat(
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("scipy")
     monkeypatch.setenv("SCIPY_ARRAY_API", "1")
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", SCIPY], capture_output=True, text=True, check=False
-    )
+    done = python("-W", "ignore", "-c", SCIPY, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 
 
@@ -68,12 +66,81 @@ def test_code_that_takes_no_other_class_is_not_watched_closely() -> None:
     assert any("the second run failed: KeyError" in note for note in event.notes)
 
 
-@pytest.mark.parametrize(
-    "program", [lambda x: json.dumps(x), lambda x: memoryview(x)], ids=["json", "memoryview"]
-)  # fmt: skip
+@pytest.mark.parametrize("program", [json.dumps, lambda x: memoryview(x)])
 def test_an_exception_of_code_that_refused_it_says_so(program: Any) -> None:
     with pytest.raises(TypeError) as error:
         track(program)(np.ones(3))
     (note,) = error.value.__notes__
     assert "a stand-in (TrackedArray), which this code did not take" in note
     assert "test_recorder_foreign.py:" in note
+
+
+HUGE = np.array([1.0, 1000.0])
+
+
+def checked(x: Any) -> Any:
+    y = np.exp(x) * 2
+    anynan.check({"y": y}, "values")
+    return np.minimum(y, 1.0)
+
+
+def checked_plain(x: Any) -> None:
+    anynan.check(np.asarray(np.exp(x)))
+
+
+def checked_number(x: Any) -> None:
+    anynan.check(float(np.exp(x)[1]))
+
+
+@READS
+@pytest.mark.parametrize("program", [checked, checked_plain, checked_number])
+def test_a_check_tells_what_the_tracker_knows(program: Any, read: Any) -> None:
+    (event,) = recorded(program, HUGE, read=read).events
+    assert (event.operation.name, event.cause.tag) == ("exp", "exp_overflow")
+    assert event.operation.source.function == program.__name__
+    assert event.spread.surfaced.startswith("the check of ")
+
+
+@READS
+def test_a_check_obeys_the_trackers_action(read: Any) -> None:
+    with pytest.raises(anynan.NonFiniteError, match="surfaced at the check of values") as error:
+        track(checked, advanced=anynan.Advanced(read=read))(HUGE)
+    assert error.value.tracker.events == (error.value.event,)
+    with pytest.warns(anynan.AnynanWarning, match="exp_overflow|exp of a number") as seen:
+        track(checked, advanced=anynan.Advanced(read=read), action="warn")(HUGE)
+    assert {item.filename for item in seen} == {__file__}
+
+
+@READS
+def test_a_check_of_what_the_tracker_never_saw(read: Any) -> None:
+    def program(x: Any) -> Any:
+        anynan.check(np.array([1.0, np.nan]), "table")
+        return x
+
+    (event,) = recorded(program, np.ones(2), read=read).events
+    assert (event.phase, event.tensor, event.severity) == ("value", "table", "bad")
+    with pytest.raises(anynan.NonFiniteError, match="NaN found in table"):
+        track(program, advanced=anynan.Advanced(read=read))(np.ones(2))
+
+
+def plain(x: Any) -> Any:
+    return np.sqrt(x)
+
+
+@track
+def decorated(x: Any) -> Any:
+    return np.sqrt(x)
+
+
+@pytest.mark.parametrize("name", ["arrays", "torch", "jax", "tensorflow", "cupy"])
+def test_a_tracked_function_is_sent_as_what_it_wraps(name: str) -> None:
+    assert pickle.loads(pickle.dumps(decorated)) is decorated
+    assert copy.deepcopy([decorated])[0] is inside(decorated).fn
+    tracker = (
+        track(plain) if name == "arrays" else pytest.importorskip(f"anynan.{name}").track(plain)
+    )
+    assert pickle.loads(pickle.dumps(tracker)) is plain
+    assert copy.deepcopy([tracker]) == [plain]
+    cloudpickle = pytest.importorskip("cloudpickle")
+    assert pickle.loads(cloudpickle.dumps(tracker))(4.0) == 2.0
+    tracker.remove()

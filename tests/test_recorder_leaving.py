@@ -1,9 +1,9 @@
 """What leaves a tracked function is judged, whichever way it goes out, and is what it was."""
 
-import functools
 import os
 from collections import UserDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from queue import SimpleQueue
 from types import SimpleNamespace
@@ -13,37 +13,33 @@ import numpy as np
 import pytest
 
 import anynan
-from tests.flat import split
+from tests.recording import LEVELS, NAN, ONES, READS, bad, failing, recorded, track
 
-# The recorder itself; what the default makes of it is in test_recorder_ends.
-track: Any = functools.partial(anynan.track, level="layer")
 pytestmark = pytest.mark.filterwarnings(
     "ignore::RuntimeWarning", "ignore::anynan.AnynanWarning", "ignore::PendingDeprecationWarning"
 )
-NAN = float("nan")
-READS = pytest.mark.parametrize("read", ["immediate", "end"])
 
 
-def event_of(function: Callable[..., Any], *args: Any, **options: Any) -> anynan.Event:
-    tracker = track(function, action="record", **split(options))
-    tracker(*args)
-    (event,) = [event for event in tracker.events if event.severity == "bad"]
-    return event
+def event_of(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    return bad(recorded(function, *args, **options))
 
 
-def tag_of(event: anynan.Event) -> str:
-    return event.cause.tag
+def notes_with(event: anynan.Event, words: str) -> list[str]:
+    return [note for note in event.notes if words in note]
 
 
-# Written into an argument, or into an attribute.
+@contextmanager
+def pipe(content: bytes) -> Iterator[Callable[[], float]]:
+    """Hold numbers that no second run can have again."""
+    source, sink = os.pipe()
+    os.write(sink, content)
+    yield lambda: float(os.read(source, 1))
+    os.close(source)
+    os.close(sink)
 
 
 def item(x: Any) -> None:
     x[0] = np.nan
-
-
-def at(x: Any) -> None:
-    np.add.at(x, [0], np.nan)
 
 
 def out(x: Any) -> None:
@@ -53,8 +49,7 @@ def out(x: Any) -> None:
 @READS
 @pytest.mark.parametrize(
     ("program", "name"),
-    [(item, "setitem"), (at, "add"), (out, "log")],
-    ids=lambda value: getattr(value, "__name__", ""),
+    [(item, "setitem"), (out, "log"), (lambda x: np.add.at(x, [0], np.nan), "add")],
 )
 def test_a_nan_written_into_an_argument(program: Any, name: str, read: str) -> None:
     event = event_of(program, np.array([1.0, 2.0]), read=read)
@@ -65,19 +60,17 @@ def test_a_nan_written_into_an_argument(program: Any, name: str, read: str) -> N
 
 @READS
 def test_a_result_put_into_a_container_or_an_object_of_the_caller(read: str) -> None:
-    def program(x: Any, into: Any) -> None:
-        if isinstance(into, dict):
+    def program(x: Any, into: Any, held: Any) -> None:
+        if into is not None:
             into["y"] = np.log(-x)
         else:
-            into.y = np.log(-x)
+            held.y = np.log(-x)
 
-    places: list[tuple[Any, str]] = [({}, "into['y']"), (SimpleNamespace(), "into.y")]
+    held, places = SimpleNamespace(), [({"": ONES}, "into['y']"), (None, "held.y")]
     for into, tensor in places:
-        event = event_of(program, np.ones(2), into, read=read)
-        assert event.tensor == tensor
-        assert event.operation.name == "log"
-        kept = into["y"] if isinstance(into, dict) else into.y
-        assert type(kept) is np.ndarray
+        event = event_of(program, np.ones(2), into, held, read=read)
+        assert (event.tensor, event.operation.name) == (tensor, "log")
+        assert type(held.y if into is None else into["y"]) is np.ndarray
 
 
 class Model:
@@ -105,27 +98,16 @@ def test_what_an_object_held_before_is_no_failure() -> None:
     assert not tracker.events
 
 
-# Results that are no plain arrays.
-
-
-def in_matrix(x: Any) -> Any:
-    return np.matrix(np.asarray(x) * NAN)
-
-
-def in_series(x: Any) -> Any:
-    return pytest.importorskip("pandas").Series(np.log(-x))
-
-
-def in_object(x: Any) -> Any:
-    return SimpleNamespace(v=np.log(-x))
-
-
-def in_deque(x: Any) -> Any:
-    return deque([np.log(-x)])
-
-
 @READS
-@pytest.mark.parametrize("program", [in_matrix, in_series, in_object, in_deque])
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x: np.matrix(np.asarray(x) * NAN),
+        lambda x: pytest.importorskip("pandas").Series(np.log(-x)),
+        lambda x: SimpleNamespace(v=np.log(-x)),
+        lambda x: deque([np.log(-x)]),
+    ],
+)
 def test_a_result_of_any_class_is_judged(program: Any, read: str) -> None:
     event = event_of(program, np.ones(2), read=read)
     assert (event.phase, event.kind) == ("forward", "nan")
@@ -137,7 +119,7 @@ def test_an_argument_of_another_class_is_judged_and_named() -> None:
     assert (event.phase, event.tensor) == ("input", "pair[0]")
     event = event_of(lambda x: x * 0 / (x * 0), np.matrix([[1.0]]))
     assert (event.phase, event.kind) == ("forward", "nan")
-    assert any("operations on x (a numpy.matrix) are not watched" in n for n in event.notes)
+    assert notes_with(event, "operations on x (a numpy.matrix) are not watched")
 
 
 def test_no_tracked_array_is_left_in_a_result() -> None:
@@ -169,9 +151,6 @@ def test_no_tracked_array_is_left_in_an_argument() -> None:
     assert tree.inner.inner.x.tolist() == [2.0]
 
 
-# The data is accused of what it was, and of nothing else.
-
-
 def through_asarray(x: Any) -> Any:
     y = np.asarray(x)
     y[0] = np.log(-1.0)
@@ -194,17 +173,11 @@ def test_a_value_that_the_function_overwrote_is_no_fault_of_the_data(
     assert event.phase == "forward"
     # What NumPy itself says of it is better: it has the line.
     is_heard = program is through_asarray and read == "immediate"
-    assert tag_of(event) == ("unknown" if is_heard else "overwritten_input")
+    assert event.cause.tag == ("unknown" if is_heard else "overwritten_input")
     assert event.operation is not None or not is_heard
     assert "data set" not in str(event.cause)
-    line = program.__code__.co_firstlineno
-    told = [note for note in event.notes if "left anynan's sight" in note]
-    assert any(
-        f"test_recorder_leaving.py:{line + i} ({word})" in note for note in told for i in (1, 2)
-    )
-
-
-# What was out of sight.
+    assert notes_with(event, f"test_recorder_leaving.py:{program.__code__.co_firstlineno + 1} (")
+    assert notes_with(event, f"({word})")
 
 
 def by_library_quietly(x: Any) -> Any:
@@ -219,29 +192,26 @@ def test_what_no_operation_made_is_not_put_down_to_chance(read: str, level: str)
     x = np.arange(4.0)
     event = event_of(by_library_quietly, x, read=read, level=level)
     assert event.operation is None
-    assert not any("random" in note for note in event.notes)
+    assert not notes_with(event, "random")
     assert "level=" not in event.cause.fix
-    (note,) = [note for note in event.notes if "left anynan's sight" in note]
+    (note,) = notes_with(event, "left anynan's sight")
     line = by_library_quietly.__code__.co_firstlineno + 2
     assert f"test_recorder_leaving.py:{line} (np.asarray in scipy/" in note
     assert note in anynan._reports.report.render(event).replace("\n          ", " ")
 
 
-# A second run is believed as far as it agrees with the first.
-
-
 def test_a_second_run_that_takes_another_branch_is_not_believed() -> None:
-    source, sink = os.pipe()  # no second run puts back what one holds
-    os.write(sink, b"01")
+    with pipe(b"01") as number:
+        event = event_of(lambda x: np.sqrt(x) if number() else np.log(x), -np.ones(1), read="end")
+    assert (event.operation.name, event.cause.tag) == ("log", "log_of_negative")
+    assert notes_with(event, "the second run took another path, sqrt (line")
 
-    def program(x: Any) -> Any:
-        return np.log(x) if os.read(source, 1) == b"0" else np.sqrt(x)
 
-    event = event_of(program, np.array([-1.0]), read="end")
-    os.close(source)
-    os.close(sink)
-    assert (event.operation.name, tag_of(event)) == ("log", "log_of_negative")
-    assert any("the second run took another path, sqrt (line" in note for note in event.notes)
+def test_a_second_run_with_other_values_is_not_believed() -> None:
+    with pipe(b"15") as number:
+        event = event_of(lambda x: np.log(x * -number()), np.ones(1), read="end")
+    assert event.operation.inputs[0].min == -1.0
+    assert notes_with(event, "the second run had other values, at log")
 
 
 @pytest.mark.parametrize(
@@ -257,9 +227,7 @@ def test_where_no_second_run_can_be_believed_the_library_itself_is_quoted(
 ) -> None:
     left: SimpleQueue[float] = SimpleQueue()
     left.put(1e200)
-    with np.errstate(all="ignore"), pytest.raises(anynan.NonFiniteError) as caught:
-        anynan.track(lambda x: make(x * left.get()))(np.ones(2))
-    event = caught.value.event
+    event = failing(lambda x: make(x * left.get()), np.ones(2))
     assert (event.operation.name, event.cause.tag) == (name, tag)
     assert event.cause.text.endswith(f"the library itself reported: {said}")
 
@@ -301,7 +269,7 @@ def test_an_exception_over_something_else_says_nothing() -> None:
 
 
 @READS
-@pytest.mark.parametrize("level", ["step", "layer", "operation"])
+@LEVELS
 def test_an_operand_that_was_made_out_of_sight_is_found_in_the_error_log(
     read: str, level: str
 ) -> None:
@@ -312,9 +280,9 @@ def test_an_operand_that_was_made_out_of_sight_is_found_in_the_error_log(
         return x + hidden / hidden
 
     event = event_of(mixed, np.ones(3), read=read, level=level)
-    operation = event.operation
-    assert (operation.name, operation.source.text) == ("divide", "return x + hidden / hidden")
-    assert any("NumPy's error log has: invalid value in divide" in note for note in event.notes)
+    assert event.operation.name == "divide"
+    assert event.operation.source.text == "return x + hidden / hidden"
+    assert notes_with(event, "NumPy's error log has: invalid value in divide")
 
 
 @READS
@@ -333,7 +301,7 @@ HOLED = np.array([1.0, NAN, 1.0])
 
 
 @READS
-@pytest.mark.parametrize("level", ["step", "layer", "operation"])
+@LEVELS
 def test_what_was_bad_before_is_not_put_down_to_an_error_out_of_sight(
     read: str, level: str
 ) -> None:
@@ -343,26 +311,11 @@ def test_what_was_bad_before_is_not_put_down_to_an_error_out_of_sight(
         return x + masked + HOLED
 
     event = event_of(mixed, np.ones(3), read=read, level=level)
-    assert event.operation.name == "add"
-    assert tag_of(event) == "bad_input"
-
-
-def test_a_second_run_with_other_values_is_not_believed() -> None:
-    source, sink = os.pipe()
-    os.write(sink, b"15")
-
-    def program(x: Any) -> Any:
-        return np.log(x * -float(os.read(source, 1)))
-
-    event = event_of(program, np.ones(1), read="end")
-    os.close(source)
-    os.close(sink)
-    assert event.operation.inputs[0].min == -1.0
-    assert any("the second run had other values, at log" in note for note in event.notes)
+    assert (event.operation.name, event.cause.tag) == ("add", "bad_input")
 
 
 @READS
-@pytest.mark.parametrize("level", ["step", "layer", "operation"])
+@LEVELS
 def test_an_error_that_makes_no_such_value_is_not_blamed(read: str, level: str) -> None:
     def mixed(x: Any) -> Any:
         hidden = np.asarray(x) - 1
@@ -371,9 +324,6 @@ def test_an_error_that_makes_no_such_value_is_not_blamed(read: str, level: str) 
         return x + hidden
 
     event = event_of(mixed, np.ones(3), read=read, level=level)
-    assert event.operation is not None
-    if level == "step":  # a second run watches what the code makes itself, too
-        assert event.operation.name == "setitem"
-        return
-    assert event.operation.name == "add"
-    assert any("log at test_recorder_leaving.py" in note for note in event.notes)
+    # At the level of steps a second run watches what the code makes itself, too.
+    assert event.operation.name == ("setitem" if level == "step" else "add")
+    assert level == "step" or notes_with(event, "log at test_recorder_leaving.py")

@@ -1,51 +1,37 @@
-"""A second run of array code begins with what the first began with, and leaves no trace."""
+"""A second run of array code, and a trial of the fix, begin as the first and leave no trace."""
 
+import os
 import random
 from collections import deque
 from collections.abc import Iterator
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
 import pytest
 
 import anynan
+from tests.recording import READS, bad, caught
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 WEIGHT = np.array([1.0, 0.0])
 
 
-def bad(tracker: Any) -> Any:
-    (event,) = [event for event in tracker.events if event.severity == "bad"]
-    return event
-
-
-def numbers() -> Iterator[dict[str, np.ndarray]]:
+def arrays() -> Iterator[Any]:
     for value in (4.0, 0.0, 9.0, 16.0):
-        yield {"x": np.full(2, value), "y": np.ones(2)}
+        yield np.full(2, value)
 
 
-def closure() -> Any:
-    items = iter([np.full(2, x) for x in (4.0, 0.0, 9.0, 16.0)])
-
-    def step() -> Any:
-        return np.sqrt(next(items) - 1).sum()
-
-    return step
-
-
-def default() -> Any:
-    def step(items: Any = numbers()) -> Any:  # noqa: B008
-        return np.sqrt(next(items)["x"] - 1).sum()
-
-    return step
+def generator() -> Any:
+    items = arrays()
+    return lambda: np.sqrt(next(items) - 1).sum()
 
 
 def attribute() -> Any:
     class Trainer:
         def __init__(self) -> None:
-            arrays = [np.full(2, x) for x in (4.0, 0.0, 9.0, 16.0)]
-            self.items = zip(arrays, "abcd", strict=True)
+            self.items = zip(list(arrays()), "abcd", strict=True)
 
         def step(self) -> Any:
             return np.sqrt(next(self.items)[0] - 1).sum()
@@ -54,15 +40,11 @@ def attribute() -> Any:
 
 
 def queued() -> Any:
-    todo = deque([np.full(2, x) for x in (4.0, 0.0, 9.0, 16.0)])
-
-    def step() -> Any:
-        return np.sqrt(todo.popleft() - 1).sum()
-
-    return step
+    todo = deque(arrays())
+    return lambda: np.sqrt(todo.popleft() - 1).sum()
 
 
-@pytest.mark.parametrize("make", [closure, default, attribute, queued])
+@pytest.mark.parametrize("make", [generator, attribute, queued])
 def test_what_a_step_takes_is_given_again_and_nothing_is_lost(make: Any) -> None:
     tracked = anynan.track(make(), action="record", level="step")
     step = make()
@@ -138,3 +120,89 @@ def test_a_fault_that_only_the_fix_makes_is_not_told_as_a_second_one(level: Any)
     assert event.tried.outcome == "another"
     assert not event.others
     assert "is gone, but the step is not finite yet" in anynan.reports.render(event, "text")
+
+
+@READS
+def test_two_faults_come_in_one_report(read: Any) -> None:
+    def preprocess(x: np.ndarray) -> Any:
+        return np.sqrt(x - 2), np.arccos(x + 2)
+
+    event = caught(preprocess, np.ones(3), read=read)
+    assert event.tried == anynan.events.Trial("sqrt(maximum(x, 1e-8))", "another", "call")
+    (other,) = event.others
+    assert other.operation.name == "acos"
+    assert other.tried.outcome == "finite"
+
+
+STATE: dict[str, Any] = {"calls": 0, "log": []}
+
+
+def test_no_trial_leaves_a_trace() -> None:
+    held, runs = np.zeros(2), 0
+
+    def step(x: np.ndarray) -> np.ndarray:
+        nonlocal runs
+        runs += 1
+        STATE["calls"] += 1
+        STATE["log"].append(runs)
+        held[0] += 1
+        return np.log(x - 1)
+
+    state = np.random.get_state()  # noqa: NPY002
+    event = caught(step, np.ones(2) / 2)
+    assert event.tried.outcome == "finite"
+    assert (runs, STATE, held[0]) == (1, {"calls": 1, "log": [1]}, 1)
+    assert str(np.random.get_state()) == str(state)  # noqa: NPY002
+
+
+def writes(x: np.ndarray) -> np.ndarray:
+    x -= 2
+    return np.log(x)
+
+
+ITEMS: SimpleQueue[float] = SimpleQueue()  # nothing can stand in it, so nothing is kept
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: np.log(x - 1) * np.random.rand(),  # noqa: NPY002
+        writes,
+        lambda x: np.log(x - ITEMS.get()),
+        lambda x: np.log(x * float(np.asarray(x)[0]) - 1),
+    ],
+    ids=["draws", "writes", "takes", "leaks"],
+)
+@pytest.mark.filterwarnings("ignore::anynan.AnynanWarning")
+def test_nothing_is_claimed_where_the_second_run_would_be_another(fn: Any) -> None:
+    ITEMS.put(1.0)
+    event = caught(fn, np.ones(2) / 2)
+    assert (event.tried, event.others) == (None, ())
+
+
+@pytest.mark.parametrize("options", [{"replay": False}, {"level": "operation"}])
+def test_nothing_runs_again_where_nothing_may(options: Any) -> None:
+    runs = []
+
+    def step(x: np.ndarray) -> np.ndarray:
+        runs.append(1)
+        return np.log(x - 1)
+
+    assert caught(step, np.ones(2) / 2, **options).tried is None
+    assert len(runs) == 1
+
+
+def test_user_code_can_tell_that_it_runs_again() -> None:
+    told = []
+    source, sink = os.pipe()  # what went out of the process cannot be put back
+
+    def step(x: np.ndarray) -> np.ndarray:
+        told.append(anynan.replaying())
+        os.write(sink, b"second" if anynan.replaying() else b"first ")
+        return np.log(x - 1)
+
+    caught(step, np.ones(2) / 2)
+    assert told == [False]
+    assert os.read(source, 100) == b"first second"
+    os.close(source)
+    os.close(sink)
