@@ -1,12 +1,15 @@
 """One thread, and nothing left tracked from one test to the next."""
 
+import functools
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
 from anynan.torch.update.updates import watching
+from tests.torch_adapter import forked
 
 
 def _detach_all() -> None:
@@ -34,3 +37,9 @@ def quiet_lightning() -> Iterator[None]:
     logger.setLevel(logging.ERROR)
     yield
     logger.setLevel(level)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[..., forked.Ran]:
+    """Run a program under ``anynan run``."""
+    return functools.partial(forked.run, tmp_path)

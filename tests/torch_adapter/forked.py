@@ -5,7 +5,8 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from textwrap import dedent
+from textwrap import dedent, indent
+from typing import NamedTuple
 
 from tests.processes import ROOT
 
@@ -42,7 +43,30 @@ def _server() -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
-def run(folder: Path, program: str, *options: str) -> tuple[int, str, str]:
+class Ran(NamedTuple):
+    """Say what came of a program."""
+
+    status: int
+    out: str
+    said: str
+
+    @property
+    def first(self) -> str:
+        """Give the first report alone."""
+        return self.said.partition("AnynanWarning")[2].partition("anynan: ")[0]
+
+    def tells(self, *texts: str) -> None:
+        """Hold that each of the texts was said."""
+        for text in texts:
+            assert text in self.said
+
+    def fails(self, *texts: str) -> None:
+        """Hold that ``--fail`` ended the program so, and that each of the texts was said."""
+        assert self.status == 1
+        self.tells(*texts)
+
+
+def run(folder: Path, program: str, *options: str) -> Ran:
     """Run a program as it is, and give its status, its output and what anynan said."""
     script = folder / "script.py"
     script.write_text(dedent(program), encoding="utf-8")
@@ -51,4 +75,19 @@ def run(folder: Path, program: str, *options: str) -> tuple[int, str, str]:
     print(json.dumps([str(folder), ["run", *options, str(script)]]), file=server.stdin, flush=True)
     status = int(server.stdout.readline())
     out, said = ((folder / name).read_text("utf-8") for name in ("out", "err"))
-    return status, out, " ".join(said.split())
+    return Ran(status, out, " ".join(said.split()))
+
+
+SGD, LINEAR = "SGD(model.parameters(), lr=0.1)", "model = torch.nn.Linear(4, 3)"
+
+
+def training(loss: str, before=LINEAR, after="", *, steps=4, optimizer=SGD) -> str:
+    """Write a program that makes a model, trains it on a loss, and does more in each step."""
+    return f"""import torch
+{dedent(before).strip()}
+optimizer = torch.optim.{optimizer}
+for i in range({steps}):
+    loss = {loss}
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+{indent(dedent(after).strip(), "    ")}
+"""
