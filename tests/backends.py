@@ -7,6 +7,7 @@ from enum import Enum
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.tiers import installed
@@ -71,11 +72,9 @@ class Backend(Enum):
         Raises:
             ImportError: If the library or its device is not here.
         """
-        importlib.import_module(self.module)
-        if self in _WRAPPED:
+        xp = importlib.import_module(self.module)
+        if self.library in ("numpy", "torch", "dask"):
             xp = importlib.import_module(f"array_api_compat.{self.module}")
-        else:
-            xp = importlib.import_module(self.module)
         if self.variant == "cuda" and not xp.cuda.is_available():
             msg = f"{self.value}: no CUDA device is available"
             raise ImportError(msg)
@@ -84,30 +83,13 @@ class Backend(Enum):
         return xp
 
 
-_WRAPPED = (
-    Backend.NUMPY,
-    Backend.NUMPY_READONLY,
-    Backend.NUMPY_STRIDED,
-    Backend.TORCH,
-    Backend.TORCH_STANDARD,
-    Backend.TORCH_CUDA,
-    Backend.DASK,
-)
-
-
 @dataclass(frozen=True)
 class Space:
-    """Make arrays of one backend, the same way for all of them.
-
-    Attributes:
-        backend: Which one.
-        xp: Its array API namespace.
-        device: Where the arrays go, None for the default.
-    """
+    """Make arrays of one backend, the same way for all of them."""
 
     backend: Backend
     xp: Any
-    device: Any = None
+    device: Any = None  # of the library's choice
 
     def has(self, dtype: str) -> bool:
         """Tell whether the library has a dtype of this name."""
@@ -116,27 +98,17 @@ class Space:
     def array(self, values: Any, dtype: str = "float32") -> Any:
         """Make an array from nested lists, numbers or a NumPy array."""
         options = {} if self.device is None else {"device": self.device}
-        if self.backend is Backend.TENSORFLOW:  # no array API
-            return self.xp.constant(_plain(values), self._dtype(dtype))
+        if self.backend is Backend.TENSORFLOW:
+            # No array API; it converts an array's dtype, but not one element's.
+            return self.xp.constant(np.asarray(values), self._dtype(dtype))
         made = self.xp.asarray(values, dtype=self._dtype(dtype), **options)
-        return _VARIANTS.get(self.backend, _same)(made)
+        return _VARIANTS.get(self.backend, lambda x: x)(made)
 
     def _dtype(self, name: str) -> Any:
         found = getattr(self.xp, name, None)
         if found is None and self.backend.library == "numpy" and installed("ml_dtypes"):
             found = getattr(importlib.import_module("ml_dtypes"), name, None)
         return found
-
-
-def _same(x: Any) -> Any:
-    return x
-
-
-def _plain(values: Any) -> Any:
-    """Give any numbers as an array; TensorFlow converts its dtype, but not one element's."""
-    import numpy as np
-
-    return np.asarray(values)
 
 
 def _readonly(x: Any) -> Any:
@@ -146,8 +118,6 @@ def _readonly(x: Any) -> Any:
 
 def _strided(x: Any) -> Any:
     """Give the same values with gaps between them and every axis reversed in memory."""
-    import numpy as np
-
     wide = np.zeros([2 * length for length in x.shape], x.dtype)
     gaps: tuple[Any, ...] = (..., *(slice(None, None, -2) for _ in x.shape))
     view = wide[gaps]
@@ -177,19 +147,3 @@ def parse(text: str) -> list[Backend]:
         )
         raise ValueError(msg)
     return list(dict.fromkeys(known[name] for name in names))
-
-
-def read_marker(marker: pytest.Mark) -> tuple[Backend, str]:
-    """Read a ``skip_backend`` or ``xfail_backend`` marker.
-
-    Raises:
-        ValueError: If it does not name one backend and the reason.
-    """
-    reason = marker.kwargs.get("reason")
-    if len(marker.args) != 1 or not isinstance(marker.args[0], Backend):
-        msg = f"{marker.name} takes one Backend, not {marker.args!r}"
-        raise ValueError(msg)
-    if set(marker.kwargs) != {"reason"} or not isinstance(reason, str) or not reason.strip():
-        msg = f"{marker.name}({marker.args[0]}) needs reason='...' and nothing else"
-        raise ValueError(msg)
-    return marker.args[0], reason

@@ -17,7 +17,7 @@ import pytest
 import anynan
 from anynan._arrays import registry
 from tests import tiers
-from tests.backends import Backend, Space, parse, read_marker
+from tests.backends import Backend, Space, parse
 
 # What is imported and collected stays: to look through it again and again takes seconds.
 gc.disable()
@@ -111,19 +111,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "gpu: needs an accelerator")
     config.addinivalue_line("markers", "tier(n): see tests/tiers.py")
-    config.addinivalue_line(
-        "markers", "skip_backend(backend, *, reason): do not run this on the backend"
-    )
-    config.addinivalue_line(
-        "markers", "xfail_backend(backend, *, reason): this is known to fail on the backend"
-    )
     wanted = config.getoption("--backends")
     try:
         chosen = [b for b in Backend if b.installed] if wanted is None else parse(wanted)
-    except ValueError as error:
-        raise pytest.UsageError(str(error)) from error
-    config.stash[_CHOSEN] = chosen
-    try:
+        config.stash[_CHOSEN] = chosen
         config.stash[tiers.ASKED] = tiers.chosen(config.getoption("--tiers"))
     except ValueError as error:
         raise pytest.UsageError(str(error)) from error
@@ -187,29 +178,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("backend", chosen, indirect=True)
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
-    for name in ("skip_backend", "xfail_backend"):
-        for marker in item.iter_markers(name):
-            try:
-                read_marker(marker)
-            except ValueError as error:
-                msg = f"{item.nodeid}: {error}"
-                raise pytest.UsageError(msg) from error
-
-
 @pytest.fixture
-def backend(request: pytest.FixtureRequest) -> Backend:
-    """The array library of this run, markers obeyed."""
-    chosen: Backend = request.param
-    for marker in request.node.iter_markers("skip_backend"):
-        which, reason = read_marker(marker)
-        if which is chosen:
-            pytest.skip(reason)
-    for marker in request.node.iter_markers("xfail_backend"):
-        which, reason = read_marker(marker)
-        if which is chosen:
-            request.applymarker(pytest.mark.xfail(reason=reason, strict=True))
-    return chosen
+def backend(request: pytest.FixtureRequest) -> Any:
+    """The array library of this run."""
+    return request.param
 
 
 @pytest.fixture

@@ -8,8 +8,7 @@ import functools
 import math
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -51,11 +50,7 @@ OPERATIONS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "full": (lambda x, _: np.where(x < 0, np.inf, x), lambda x, _y, _w: 1.0 * (x >= 0)),
     "mean": (lambda x, _: x.mean(), lambda x, _y, _w: np.full_like(x, 1 / x.size)),
 }
-EXTRA: dict[str, Callable[[Array], Any]] = {
-    "mean": np.mean,
-    "rms": lambda x: np.sqrt((x * x).mean()),
-    "norm": np.linalg.norm,
-}
+EXTRA: dict[str, Callable[[Array], Any]] = {"mean": np.mean, "norm": np.linalg.norm}
 
 
 # The framework.
@@ -198,11 +193,8 @@ def _record(
     for label, x in operands:
         summary = anynan.summarize(x)
         source, known = recorder.outside.get(id(x), (None, None))
-        items.append(
-            Operand(
-                label, summary, None, recorder.parents(x), source if summary.bad else None, known
-            )
-        )
+        source = source if summary.bad else None
+        items.append(Operand(label, summary, None, recorder.parents(x), source, known))
     where = phase if layer is not None or phase == "backward" else "loss"
     reason = (expectations() or {}).get(anynan.summarize(out).kind or "")
     recorder.records.append(
@@ -233,7 +225,7 @@ class ToyAdapter(BaseAdapter):
         options = self.options
         self.model = model
         self.scale: float | None = None
-        self.reads = self.replays = 0
+        self.replays = 0
         self.refusal = ""  # why a replay cannot be done
         layers = {layer.path: layer for layer in model.layers}
         self._chosen = choose({"": model, **layers}, options.layers, options.exclude)
@@ -408,12 +400,11 @@ class ToyAdapter(BaseAdapter):
 
     def _write(
         self, phase: Phase, layer: str | None, tensor: str, x: Array, *,
-        parameter: str | None = None, now: bool = False,
+        parameter: str | None = None,
     ) -> None:  # fmt: skip
         rows = self.tracker.judge.rows()
-        site = self.tracker.judge.monitor.site(
-            layer, phase, tensor, "float64", MAX, parameter=parameter
-        )
+        place = (layer, phase, tensor, "float64", MAX)
+        site = self.tracker.judge.monitor.site(*place, parameter=parameter)
         calls = self._local.calls = getattr(self._local, "calls", {})
         key = (layer, phase, tensor)
         calls[key] = calls.get(key, -1) + 1
@@ -426,7 +417,7 @@ class ToyAdapter(BaseAdapter):
         # "The device" holds the two ends until the read.
         waiting = self._local.waiting = getattr(self._local, "waiting", [])
         waiting.append((rows, float(np.min(x)), float(np.max(x))))
-        if now or self.options.read in ("auto", "immediate"):
+        if self.options.read in ("auto", "immediate"):
             self._fetch()
             lo, hi = rows.lo[order], rows.hi[order]
             if not (-site.limit <= lo and hi <= site.limit):
@@ -434,7 +425,6 @@ class ToyAdapter(BaseAdapter):
 
     def _fetch(self) -> None:
         waiting, self._local.waiting = getattr(self._local, "waiting", []), []
-        self.reads += bool(waiting)
         for rows, lo, hi in waiting:
             rows.fill((lo,), (hi,))
 
@@ -472,14 +462,3 @@ def training(layer: str = "blocks.0") -> tuple[Model, Callable[[Any], Any]]:
 def adapter_of(tracker: Tracker) -> ToyAdapter:
     """Give the adapter behind a tracker that is still watching."""
     return cast(ToyAdapter, inside(tracker).judge.adapter)
-
-
-@contextmanager
-def lent(model: Model, path: str, weight: float) -> Iterator[None]:
-    """Give a layer another weight for a while."""
-    (layer,) = (item for item in model.layers if item.path == path)
-    before, layer.weight = layer.weight, np.asarray(weight)
-    try:
-        yield
-    finally:
-        layer.weight = before

@@ -13,33 +13,24 @@ from anynan._readings.step import Step
 INF, NAN = math.inf, math.nan
 
 
-def first_run(*places: tuple[str, str, float]) -> Step:
+TENSOR = {"forward": "output", "backward": "grad"}
+
+
+def first_run(*places: tuple[str, Any, float]) -> Step:
     monitor, rows = Monitor(Policy(), 0), Step(0)
     for layer, phase, value in places:
-        write(monitor, rows, layer, phase, value)
+        rows.sites.append(monitor.site(layer, phase, TENSOR[phase], "float32", 3e38))
+        rows.calls.append(0)
+        rows.lo.append(value)
+        rows.hi.append(value)
     return rows
 
 
-def write(monitor: Monitor, rows: Step, layer: str, phase: Any, value: float) -> None:
-    tensor = "output" if phase == "forward" else "grad"
-    rows.sites.append(monitor.site(layer, phase, tensor, "float32", 3e38))
-    rows.calls.append(0)
-    rows.lo.append(value)
-    rows.hi.append(value)
-
-
-def place(layer: str, value: float, phase: Any = "forward", call: int = 0) -> CheckedPoint:
-    tensor = "output" if phase == "forward" else "grad"
-    return CheckedPoint(layer, phase, tensor, call, value, value)
-
-
-def said(rows: Step, *passed: CheckedPoint, **options: Any) -> str | None:
-    return divergence(rows, rows.reading(len(rows.lo) - 1), list(passed), **options)
+def place(layer: str, value: float, phase: Any = "forward") -> CheckedPoint:
+    return CheckedPoint(layer, phase, TENSOR[phase], 0, value, value)
 
 
 FIRST = first_run(("a", "forward", 3.0), ("b", "forward", NAN))
-
-
 A, B = place("a", 3.0), place("b", NAN)
 # What the first run saw, what the second passed, and where they part.
 CASES: dict[str, tuple[Step, list[CheckedPoint], str | None]] = {
@@ -76,4 +67,4 @@ CASES: dict[str, tuple[Step, list[CheckedPoint], str | None]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_two_runs_part_where_they_differ(case: str) -> None:
     rows, passed, text = CASES[case]
-    assert said(rows, *passed) == text
+    assert divergence(rows, rows.reading(len(rows.lo) - 1), passed) == text

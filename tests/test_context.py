@@ -9,8 +9,6 @@ import pytest
 import anynan
 from anynan._base import context
 
-# Scopes.
-
 
 def test_scopes_nest_and_end() -> None:
     assert context.scope_path() is None
@@ -30,35 +28,20 @@ def test_a_scope_can_decorate_a_function() -> None:
     assert [step(), step()] == ["step", "step"]
 
 
-def test_a_scope_needs_a_name() -> None:
-    with (
-        pytest.raises(ValueError, match="needs a name: the empty path is the model itself"),
-        anynan.scope(""),
-    ):
-        pass
-
-
-# What is expected.
+def test_a_scope_needs_a_name_and_expect_a_kind() -> None:
+    with pytest.raises(ValueError, match="needs a name: the empty path is the model itself"):
+        anynan.scope("").__enter__()
+    for kinds in ({}, {"nan": False}, {"reason": "gaps"}):
+        with pytest.raises(ValueError, match=r"expect\(\) names nothing: say what is legitimate"):
+            anynan.expect(**kinds).__enter__()  # type: ignore[arg-type]
 
 
 def test_expectations_add_up_and_the_inner_reason_holds() -> None:
-    with anynan.expect(nan=True, reason="outer"), anynan.expect(posinf=True, nan=True, reason="in"):
-        assert context.expectations() == {"nan": "in", "posinf": "in"}
     with anynan.expect(nan=True, reason="outer"), anynan.expect(posinf=True, reason="in"):
         assert context.expectations() == {"nan": "outer", "posinf": "in"}
+        with anynan.expect(nan=True, reason="inmost"):
+            assert context.expectations() == {"nan": "inmost", "posinf": "in"}
     assert context.expectations() is None
-
-
-@pytest.mark.parametrize("kinds", [{}, {"nan": False}, {"reason": "gaps"}])
-def test_expect_must_name_a_kind(kinds: Any) -> None:
-    with (
-        pytest.raises(ValueError, match=r"expect\(\) names nothing: say what is legitimate"),
-        anynan.expect(**kinds),
-    ):
-        pass
-
-
-# Threads and tasks have their own.
 
 
 def test_another_thread_is_outside() -> None:
@@ -84,6 +67,3 @@ def test_tasks_do_not_mix_their_scopes() -> None:
         return list(await asyncio.gather(task("a"), task("b")))
 
     assert asyncio.run(both()) == ["a", "b"]
-
-
-# Replays.

@@ -12,54 +12,38 @@ from anynan import Policy
 from anynan.options import ADVANCED, EVERYDAY, Advanced, Options, TrackOptions, environment
 from tests.flat import split
 
-VALUES: list[tuple[dict[str, Any], str]] = [
-    ({"action": "rise"}, "action='rise' is unknown; choose from raise, warn, record, skip"),
-    ({"read": "steps"}, "read='steps' is unknown; choose auto, immediate or end"),
-    ({"level": "op"}, "level='op' is unknown; choose from step, layer, operation"),
-    ({"stats": ("std",)}, "stats: 'std' is unknown; choose from absmax, min, max, mean"),
-    ({"history": -1}, "history=-1 is too small: it must be at least 0"),
-]
-TYPES: list[tuple[dict[str, Any], str]] = [
-    ({"policy": "strict"}, "policy= takes an anynan.Policy, not str"),
-    ({"policy": Policy}, "policy= takes an anynan.Policy, not the class"),
-    ({"backward": 1}, "backward= takes True or False, not 1"),
-    ({"history": 1.5}, "history= takes a whole number, not float: 1.5"),
-    ({"read": 2.0}, "read= takes a whole number, not float: 2.0"),
-    ({"keep": "whole"}, "keep= takes a number of bytes or 'all', not str: 'whole'"),
-    ({"stats": None}, "stats= takes names of statistics, not NoneType: None"),
+REFUSED: list[tuple[type[Exception], dict[str, Any], str]] = [
+    (ValueError, {"action": "rise"}, "action='rise' is unknown; choose from raise, warn, record"),
+    (ValueError, {"read": "steps"}, "read='steps' is unknown; choose auto, immediate or end"),
+    (ValueError, {"level": "op"}, "level='op' is unknown; choose from step, layer, operation"),
+    (ValueError, {"stats": ("std",)}, "stats: 'std' is unknown; choose from absmax, min, max"),
+    (ValueError, {"history": -1}, "history=-1 is too small: it must be at least 0"),
+    (TypeError, {"policy": "strict"}, "policy= takes an anynan.Policy, not str"),
+    (TypeError, {"policy": Policy}, "policy= takes an anynan.Policy, not the class"),
+    (TypeError, {"backward": 1}, "backward= takes True or False, not 1"),
+    (TypeError, {"history": 1.5}, "history= takes a whole number, not float: 1.5"),
+    (TypeError, {"read": 2.0}, "read= takes a whole number, not float: 2.0"),
+    (TypeError, {"keep": "whole"}, "keep= takes a number of bytes or 'all', not str: 'whole'"),
+    (TypeError, {"stats": None}, "stats= takes names of statistics, not NoneType: None"),
 ]
 
 
-@pytest.mark.parametrize(
-    ("kind", "options", "words"),
-    [*((ValueError, *row) for row in VALUES), *((TypeError, *row) for row in TYPES)],
-)
+@pytest.mark.parametrize(("kind", "options", "words"), REFUSED)
 def test_what_cannot_be_is_refused_in_words(kind: Any, options: Any, words: str) -> None:
     with pytest.raises(kind, match=re.escape(words)):
         Options(**options)
 
 
-# The environment.
-
-
-@pytest.mark.parametrize(
-    ("word", "meant"),
-    [("off", "off"), ("WARN", "warn"), (" Record ", "record"), ("raise", "raise")],
-)
-def test_an_override_is_read_in_any_case(
-    monkeypatch: pytest.MonkeyPatch, word: str, meant: str
+def test_an_override_is_read_in_any_case_and_an_unknown_one_is_refused_in_words(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("ANYNAN", word)
-    assert environment() == meant
-
-
-@pytest.mark.parametrize("word", ["skip", "on", "1", "raise,warn"])
-def test_an_unknown_override_is_refused_in_words(
-    monkeypatch: pytest.MonkeyPatch, word: str
-) -> None:
-    monkeypatch.setenv("ANYNAN", word)
-    with pytest.raises(ValueError, match=f"ANYNAN='{word}' in the environment is unknown; use off"):
-        environment()
+    for word in ("off", "WARN", " Record ", "raise"):
+        monkeypatch.setenv("ANYNAN", word)
+        assert environment() == word.strip().lower()
+    for word in ("skip", "1", "raise,warn"):
+        monkeypatch.setenv("ANYNAN", word)
+        with pytest.raises(ValueError, match=f"ANYNAN='{word}' in the environment is unknown; use"):
+            environment()
 
 
 @pytest.mark.parametrize(
@@ -90,10 +74,11 @@ def test_an_old_value_works_with_a_warning(name: str, old: str, new: str) -> Non
         assert getattr(anynan.Advanced(**{name: old}), name) == new  # type: ignore[arg-type]
 
 
-def test_each_option_is_described_where_its_class_is() -> None:
+def test_each_option_is_described_where_its_class_is_and_in_the_signature_of_track() -> None:
     said = f"{inspect.getdoc(Advanced)} {inspect.getdoc(TrackOptions)}"
     for name in (*EVERYDAY, *ADVANCED):
         assert f"    {name}: " in said
+    assert list(inspect.signature(anynan.track).parameters) == ["target", *EVERYDAY]
 
 
 ADAPTERS: dict[str, dict[str, Any]] = {
@@ -112,8 +97,3 @@ def test_an_adapter_takes_what_it_can_honour_alone(adapter: str) -> None:
     for name, value in ADAPTERS[adapter].items():
         with pytest.raises(TypeError, match=f"{name}"):
             module.track(lambda x: x, **split({name: value}))
-
-
-def test_the_signature_of_track_names_every_option() -> None:
-    names = list(inspect.signature(anynan.track).parameters)
-    assert names == ["target", *EVERYDAY]

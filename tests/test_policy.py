@@ -20,47 +20,25 @@ def pickled(policy: Policy) -> Any:
     return pickle.loads(pickle.dumps(policy))
 
 
-# The defaults never trip on a correct program.
-
-
 @pytest.mark.parametrize("phase", PHASES)
-@pytest.mark.parametrize(
-    ("lo", "hi"), [(0.0, 0.0), (-1e308, 1e308), (-5e-324, 5e-324), (-HALF, HALF)]
-)
-def test_finite_values_are_never_bad_by_default(phase: Any, lo: float, hi: float) -> None:
-    assert DEFAULT.judge(phase, lo, hi, layer="a", dtype_max=HALF) is None
-
-
-@pytest.mark.parametrize("phase", PHASES)
-@pytest.mark.parametrize(("lo", "hi", "kind"), [(NAN, NAN, "nan"), (0.0, INF, "posinf")])
-def test_nan_and_posinf_are_bad_everywhere(phase: Any, lo: float, hi: float, kind: str) -> None:
-    assert DEFAULT.judge(phase, lo, hi) == (kind, "bad")
-
-
-@pytest.mark.parametrize("phase", PHASES)
-def test_neginf_is_a_suspect_where_masks_are_made_and_bad_elsewhere(phase: Any) -> None:
+def test_by_default_nan_and_inf_are_bad_and_neginf_is_a_suspect_where_masks_are_made(
+    phase: Any,
+) -> None:
+    for end in (0.0, 5e-324, HALF, 1e308):
+        assert DEFAULT.judge(phase, -end, end, layer="a", dtype_max=HALF) is None
+    assert DEFAULT.judge(phase, NAN, NAN) == ("nan", "bad")
+    assert DEFAULT.judge(phase, 0.0, INF) == ("posinf", "bad")
     severity = "suspect" if phase in ("input", "forward") else "bad"
     assert DEFAULT.judge(phase, -INF, 0.0) == ("neginf", severity)
 
 
-# Levels.
-
-
 @pytest.mark.parametrize(("kind", "value"), [("nan", NAN), ("posinf", INF), ("neginf", -INF)])
-@pytest.mark.parametrize("level", ["bad", "suspect"])
-def test_a_level_decides_the_severity_in_every_phase(kind: str, value: float, level: str) -> None:
-    policy = Policy(**{kind: level})  # type: ignore[arg-type]
+@pytest.mark.parametrize("level", ["bad", "suspect", "ignore"])
+def test_a_level_decides_the_severity_in_every_phase(kind: str, value: float, level: Any) -> None:
+    policy = Policy(**{kind: level})
     for phase in PHASES:
-        assert policy.judge(phase, value, value) == (kind, level)
-
-
-@pytest.mark.parametrize(("kind", "value"), [("nan", NAN), ("posinf", INF), ("neginf", -INF)])
-def test_an_ignored_kind_is_nothing(kind: str, value: float) -> None:
-    policy = Policy(**{kind: "ignore"})  # type: ignore[arg-type]
-    assert policy.judge("loss", value, value) is None
-
-
-# Limits.
+        told = policy.judge(phase, value, value)
+        assert told == (None if level == "ignore" else (kind, level))
 
 
 def test_large_is_a_suspect_above_its_limit_and_nothing_at_it() -> None:
@@ -84,13 +62,9 @@ def test_a_limit_never_lets_inf_pass() -> None:
         assert policy.judge("forward", 0.0, INF) == ("posinf", "bad")
 
 
-# Overrides and the whitelist.
-
-
 def test_the_last_matching_override_wins() -> None:
-    policy = Policy(
-        large=1, overrides={"enc*": Policy(large=10), "encoder.head": Policy(large=100)}
-    )
+    overrides = {"enc*": Policy(large=10), "encoder.head": Policy(large=100)}
+    policy = Policy(large=1, overrides=overrides)
     limits = {layer: policy.limit(layer, None) for layer in ("dec", "encoder.a", "encoder.head")}
     assert limits == {"dec": 1, "encoder.a": 10, "encoder.head": 100}
 
@@ -109,18 +83,13 @@ def test_a_copy_of_an_override_sets_the_same(copied: Any) -> None:
     assert policy.judge("forward", 0, 10, layer="head") == ("large", "suspect")
 
 
-def test_an_allowed_phase_is_the_only_one() -> None:
-    policy = Policy(allow=(Allow("*", "nan", "gaps", "input"),))
-    assert policy.allowed("nan", "input", "") == "gaps"
-    assert policy.allowed("nan", "forward", "") is None
-
-
 def test_the_whitelist_holds_inside_overrides_and_theirs_adds_to_it() -> None:
-    inner = Policy(large=5, allow=(Allow("head", "posinf", "inner"),))
+    inner = Policy(large=5, allow=(Allow("head", "posinf", "inner", "forward"),))
     policy = Policy(allow=(Allow("head", "nan", "outer"),), overrides={"head": inner})
     assert policy.allowed("nan", "forward", "head") == "outer"
     assert policy.allowed("posinf", "forward", "head") == "inner"
     assert policy.allowed("posinf", "forward", "other") is None
+    assert policy.allowed("posinf", "input", "head") is None
 
 
 def test_one_entry_need_not_be_wrapped() -> None:
@@ -129,31 +98,23 @@ def test_one_entry_need_not_be_wrapped() -> None:
     assert Policy(large=1, bad="large").bad == ("large",)  # type: ignore[arg-type]
 
 
-# Unfit values.
-
-
-VALUES: list[tuple[dict[str, Any], str]] = [
-    ({"nan": "fatal"}, "Policy(nan='fatal'): choose from bad, suspect, ignore"),
-    ({"large": 0}, "Policy(large=0): the limit must be positive"),
-    ({"spike": 1}, "Policy(spike=1): the ratio to the running median must be above 1"),
-    ({"bad": ("nan",)}, "Policy(bad=...): 'nan' is not one of large, spike, vanishing"),
-    ({"scale_streak": 0}, "Policy(scale_streak=0): a streak is at least 1 step"),
-    ({"scale_floor": -1.0}, "Policy(scale_floor=-1.0): a loss scale is never below 0"),
-]
-TYPES: list[tuple[dict[str, Any], str]] = [
-    ({"large": "10"}, "Policy(large='10'): expected a number or None, not str"),
-    ({"scale_streak": "5"}, "Policy(scale_streak='5'): expected a whole number, not str"),
-    ({"scale_floor": "low"}, "Policy(scale_floor='low'): expected a number"),
-    ({"allow": ("head",)}, "takes anynan.Allow entries, not 'head'"),
-    ({"bad": 3}, "Policy(bad=...) takes kinds, not 3"),
-    ({"overrides": {"a": 3}}, "maps globs to Policy objects, not 'a': 3"),
+REFUSED: list[tuple[type[Exception], dict[str, Any], str]] = [
+    (ValueError, {"nan": "fatal"}, "Policy(nan='fatal'): choose from bad, suspect, ignore"),
+    (ValueError, {"large": 0}, "Policy(large=0): the limit must be positive"),
+    (ValueError, {"spike": 1}, "Policy(spike=1): the ratio to the running median must be above 1"),
+    (ValueError, {"bad": ("nan",)}, "Policy(bad=...): 'nan' is not one of large, spike, vanishing"),
+    (ValueError, {"scale_streak": 0}, "Policy(scale_streak=0): a streak is at least 1 step"),
+    (ValueError, {"scale_floor": -1.0}, "Policy(scale_floor=-1.0): a loss scale is never below 0"),
+    (TypeError, {"large": "10"}, "Policy(large='10'): expected a number or None, not str"),
+    (TypeError, {"scale_streak": "5"}, "Policy(scale_streak='5'): expected a whole number, not s"),
+    (TypeError, {"scale_floor": "low"}, "Policy(scale_floor='low'): expected a number"),
+    (TypeError, {"allow": ("head",)}, "takes anynan.Allow entries, not 'head'"),
+    (TypeError, {"bad": 3}, "Policy(bad=...) takes kinds, not 3"),
+    (TypeError, {"overrides": {"a": 3}}, "maps globs to Policy objects, not 'a': 3"),
 ]
 
 
-@pytest.mark.parametrize(
-    ("kind", "options", "words"),
-    [*((ValueError, *row) for row in VALUES), *((TypeError, *row) for row in TYPES)],
-)
+@pytest.mark.parametrize(("kind", "options", "words"), REFUSED)
 def test_what_cannot_be_is_refused_in_words(kind: Any, options: Any, words: str) -> None:
     with pytest.raises(kind, match=re.escape(words)):
         Policy(**options)
