@@ -17,9 +17,9 @@ CLIMB = ((396, 0.9), (397, 3.1), (398, 48.0), (399, 7200.0))
 def held(*values: float, dtype: str = "float32", shape: tuple[int, ...] | None = None) -> Summary:
     """Summarise some numbers."""
     finite = [v for v in values if math.isfinite(v)]
-    bad = [i for i, v in enumerate(values) if not math.isfinite(v)]
+    bad = [(i,) for i, v in enumerate(values) if not math.isfinite(v)]
     return Summary(
-        (len(values),) if shape is None else shape,
+        shape or (len(values),),
         dtype,
         "cpu",
         len(values),
@@ -31,7 +31,7 @@ def held(*values: float, dtype: str = "float32", shape: tuple[int, ...] | None =
         max=max(finite, default=None),
         absmax=max(map(abs, finite), default=None),
         headroom=3.0 if finite else None,
-        first_bad=(bad[0],) if bad else None,
+        first_bad=next(iter(bad), None),
     )
 
 
@@ -45,11 +45,8 @@ def op(
     **operands: Any,
 ) -> OpRecord:
     """Record an operation: an operand is a number, a Summary, an Operand, or a plain argument."""
-    extra = {
-        key: operands.pop(key)
-        for key in ("params", "wide", "feeds", "forward", "value")
-        if key in operands
-    }
+    plain = {"params", "wide", "feeds", "forward", "value"} & operands.keys()
+    extra = {key: operands.pop(key) for key in plain}
     items = []
     for key, x in operands.items():
         if isinstance(x, Operand):
@@ -57,12 +54,10 @@ def op(
         elif isinstance(x, Summary):
             items.append(Operand(key, x))
         else:
-            real = x.real if isinstance(x, complex) else float(x)
-            items.append(Operand(key, held(real, dtype=dtype), x))
+            items.append(Operand(key, held(float(x.real), dtype=dtype), x))
     source = Source("model.py", 7, "forward", text) if text else None
-    return OpRecord(
-        0, name, name, "block", phase, held(out, dtype=dtype), tuple(items), source, **extra
-    )
+    made = held(out, dtype=dtype)
+    return OpRecord(0, name, name, "block", phase, made, tuple(items), source, **extra)
 
 
 TOO_LARGE = Operand("other", held(INF, dtype="float16"), INF, source="constant")
@@ -89,10 +84,7 @@ def outside(source: Any, label: str, *values: float, name: str = "self") -> Situ
     return case(op("multiply", **operands))
 
 
-def state(**names: Summary) -> Any:
-    return names
-
-
+ZEROS = held(0.0, 0.0, dtype="float16")
 VEC = held(*[1.0] * 6, dtype="float16", shape=(6,))
 BATCH = held(NAN, 1.0, 2.0, NAN, shape=(2, 2))
 
@@ -108,7 +100,6 @@ FIRES: dict[str, list[Situation]] = {
     ],
     "bad_input": [
         case(phase="input", summary=BATCH, rows=(0, 1)),
-        case(phase="input", kind="posinf", summary=held(INF)),
         case(phase="input", summary=BATCH, tensor="y", sole=True),
     ],
     "running_statistics_bad": [
@@ -117,13 +108,11 @@ FIRES: dict[str, list[Situation]] = {
     ],
     "bad_parameter": [
         case(phase="parameter", parameter="fc.weight", summary=held(NAN), since=(400, 412)),
-        case(phase="parameter", parameter="fc.weight", summary=held(NAN)),
         outside("parameter", "fc.weight", NAN),
         outside("buffer", "table", INF),
     ],
     "where_gradient_trap": [
         back("sqrt", grad=0.0, result=0.0, feeds=("where",)),
-        back("log", grad=0.0, self=0.0, feeds=("masked_fill",)),
         back("divide", grad=0.0, self=1.0, other=0.0, forward=3),
         case(op("log", -INF, self=0.0, value=-INF), surfaced="backward"),
         case(op("divide", INF, self=1.0, other=0.0), phase="backward"),
@@ -161,15 +150,12 @@ FIRES: dict[str, list[Situation]] = {
     ],
     "divide_by_zero": [
         case(op("divide", INF, self=1.0, other=0.0)),
-        case(op("divide", self=0.0, other=0.0)),
         case(op("divide", self=0.0, params={"other": 0.0})),
         case(op("divide", self=held(0.0, 1.0), other=held(0.0, 1.0))),
         case(op("reciprocal", INF, self=0.0)),
         case(op("rsqrt", INF, self=0.0)),
         case(op("layer_norm", self=held(1.0, 1.0), params={"eps": 0.0})),
-        case(
-            op("batch_norm", self=1.0, running_var=held(0.0, 1.0), params={"eps": 0.0}),
-        ),
+        case(op("batch_norm", self=1.0, running_var=held(0.0, 1.0), params={"eps": 0.0})),
     ],
     "inf_over_inf": [case(op("divide", self=INF, other=INF))],
     "remainder_by_zero": [case(op("remainder", self=1.0, other=0.0))],
@@ -185,12 +171,14 @@ FIRES: dict[str, list[Situation]] = {
     ],
     "inverse_trig_domain": [
         case(op("acos", self=1.0000001)),
-        case(op("acosh", self=0.5)),
         case(op("atanh", INF, self=1.0)),
     ],
     "index_out_of_range": [
         case(op("take", self=held(1.0), params={"index": 9, "entries": 4, "outside": 1})),
         case(op("take", params={"index": -5, "entries": 1, "outside": 12})),
+    ],
+    "ctc_target_too_long": [
+        case(op("ctc_loss", INF, log_probs=-1.0, params={"sample": 1, "needed": 6, "frames": 5}))
     ],
     "lgamma_pole": [case(op("lgamma", INF, self=-1.0)), case(op("lgamma", INF, self=0.0))],
     "special_function_domain": [
@@ -214,9 +202,7 @@ FIRES: dict[str, list[Situation]] = {
         case(op("attention", query=held(1.0), attn_mask=held(0.0, 1.0, dtype="bool"))),
         back("logsumexp", self=held(-INF), result=held(-INF)),
     ],
-    "target_class_masked": [
-        case(op("nll_loss", INF, self=held(-INF, -0.1))),
-    ],
+    "target_class_masked": [case(op("nll_loss", INF, self=held(-INF, -0.1)))],
     "inf_minus_inf": [
         case(op("subtract", self=INF, other=INF)),
         case(op("add", self=INF, other=-INF)),
@@ -231,9 +217,7 @@ FIRES: dict[str, list[Situation]] = {
         case(op("prod", self=held(0.0, INF))),
         back("multiply", grad=0.0, other=INF),
     ],
-    "normalisation_of_inf": [
-        case(op("layer_norm", input=held(INF, 1.0))),
-    ],
+    "normalisation_of_inf": [case(op("layer_norm", input=held(INF, 1.0)))],
     "variance_of_one": [
         case(op("std", self=held(3.0))),
         case(op("var", self=held(3.0, 4.0), params={"correction": 2})),
@@ -244,14 +228,11 @@ FIRES: dict[str, list[Situation]] = {
     "empty_mean": [
         case(op("mean", self=held())),
         case(op("nll_loss", self=held(-0.1, -2.0), target=held(-100.0, -100.0, dtype="int64"))),
-        case(op("nll_loss", self=held(-0.1, -2.0))),
         case(op("cross_entropy", input=held(0.1, -2.0))),
         case(op("mse_loss", self=held(), target=held())),
     ],
     "exp_overflow": [
-        case(op("exp", INF, self=89.0)),
         case(op("exp", INF, self=held(1.0, 12.0), dtype="float16")),
-        case(op("sinh", -INF, self=-100.0)),
         case(op("exp", INF, self=89.0), then=op("divide", self=INF, other=INF)),
     ],
     "sqrt_gradient_at_zero": [
@@ -268,9 +249,7 @@ FIRES: dict[str, list[Situation]] = {
         back("pow", self=-1.0, exponent=2.0),
     ],
     "log_gradient_at_zero": [back("log", INF, self=0.0), back("log1p", INF, self=-1.0)],
-    "inverse_trig_gradient_at_one": [
-        back("acos", -INF, self=1.0),
-    ],
+    "inverse_trig_gradient_at_one": [back("acos", -INF, self=1.0)],
     "atan2_origin_gradient": [back("atan2", self=0.0, other=0.0)],
     "cdist_gradient_at_zero": [back("cdist", result=held(0.0, 1.4))],
     "eigen_gradient_degenerate": [
@@ -292,27 +271,22 @@ FIRES: dict[str, list[Situation]] = {
         case(phase="optimizer", settings={"lr": 0.1, "betas[0]": INF}),
     ],
     "optimizer_state_overflow": [
-        case(phase="optimizer", gradient=held(1e30), state=state(exp_avg_sq=held(INF))),
-        case(phase="optimizer", tensor=STATE, state=state(nu=held(INF))),
+        case(phase="optimizer", gradient=held(1e30), state={"exp_avg_sq": held(INF)}),
+        case(phase="optimizer", tensor=STATE, state={"nu": held(INF)}),
     ],
     "optimizer_epsilon_underflow": [
-        case(
-            phase="optimizer",
-            gradient=held(0.0, 1e-5),
-            state=state(exp_avg_sq=held(0.0, 0.0, dtype="float16")),
-        )
+        case(phase="optimizer", gradient=held(0.0, 1e-5), state={"exp_avg_sq": ZEROS})
     ],
     "optimizer_state_bad": [
-        case(phase="optimizer", gradient=held(0.1), state=state(momentum_buffer=held(NAN)))
+        case(phase="optimizer", gradient=held(0.1), state={"momentum_buffer": held(NAN)})
     ],
     "weight_written": [
         case(phase="optimizer", gradient=held(0.1), summary=held(NAN, 0.5)),
-        case(phase="optimizer", summary=held(0.5, NAN), state=state(exp_avg=held(0.1, 0.1))),
+        case(phase="optimizer", summary=held(0.5, NAN), state={"exp_avg": held(0.1, 0.1)}),
         case(phase="optimizer", gradient=held(0.1), summary=held(NAN, NAN)),
     ],
     "optimizer_step_too_large": [
         case(phase="optimizer", kind="posinf", gradient=held(1e30)),
-        case(phase="optimizer", kind="posinf", gradient=held(1e30), growth=CLIMB),
         case(phase="optimizer", gradient=held(1e9), settings={"lr": 1e30}, summary=held(INF)),
     ],
     "loss_scale_floor": [
@@ -357,7 +331,6 @@ FIRES: dict[str, list[Situation]] = {
         case(op("multiply", self=0.0, other=held(1e48, dtype="float")), jump="it grew"),
     ],
     "unknown": [
-        case(),
         case(op("frobnicate", self=1.0)),
         case(op("log", self=1.0)),
         back("gelu", self=2.0),
@@ -365,28 +338,21 @@ FIRES: dict[str, list[Situation]] = {
     ],
 }
 
-FIRES["ctc_target_too_long"] = [
-    case(op("ctc_loss", INF, log_probs=-1.0, params={"sample": 1, "needed": 6, "frames": 5}))
-]
-
 MISSES: list[tuple[str, Situation]] = [
-    ("log_of_zero", case(op("log", NAN, self=1.0))),
     ("log_of_zero", case(op("log1p", NAN, self=0.0))),
     ("log_of_zero", back("log", INF, self=0.0)),
     ("log_of_negative", case(op("log", -INF, self=held(-0.0, 0.0)))),
     ("divide_by_zero", case(op("divide", INF, self=1e38, other=1e-10))),
     ("divide_by_zero", case(op("multiply", self=1.0, other=0.0))),
-    ("inf_over_inf", case(op("divide", self=INF, other=1.0))),
     ("divide_by_zero", case(op("layer_norm", self=held(1.0, INF), params={"eps": 0.0}))),
     ("divide_by_zero", case(op("layer_norm", self=held(1.0, 1.0), params={"eps": 1e-5}))),
     (
         "divide_by_zero",
-        case(op("batch_norm", self=1.0, running_var=held(1.0, 1.0), params={"eps": 0.0})),
+        case(op("batch_norm", self=1.0, running_var=held(1.0), params={"eps": 0.0})),
     ),
     ("sqrt_of_negative", case(op("sqrt", self=-0.0))),
     ("sqrt_of_negative", case(op("batch_norm", self=-1.0, running_var=held(1.0, 1.0)))),
     ("power_domain", case(op("pow", INF, self=-2.0, params={"exponent": 3}))),
-    ("power_domain", case(op("pow", INF, self=1e30, params={"exponent": 2}))),
     ("epsilon_underflow", case(op("divide", self=0.0, other=0.0, text="x / (y + 1e-8)"))),
     ("epsilon_underflow", case(op("log", -INF, self=0.0, dtype="float16", text="log(x + 1e-4)"))),
     ("epsilon_underflow", case(op("log", -INF, self=0.0, text="log(1 - clip(p, 0, 1 - 1e-6))"))),
@@ -394,15 +360,11 @@ MISSES: list[tuple[str, Situation]] = [
     ("where_gradient_trap", back("sqrt", INF, grad=1.0, result=0.0, feeds=("where",))),
     ("where_gradient_trap", back("sqrt", grad=0.0, result=0.0, feeds=("multiply",))),
     ("where_gradient_trap", case(op("log", -INF, self=0.0))),
-    (
-        "where_gradient_trap",
-        case(op("exp", INF, self=200.0), surfaced="backward", then=op("divide", self=INF)),
-    ),
+    ("where_gradient_trap", case(op("exp", INF, self=200.0), surfaced="backward", then=op("abs"))),
     ("sqrt_gradient_at_zero", back("sqrt", INF, result=0.5)),
     ("sqrt_gradient_at_zero", back("pow", INF, self=0.0, params={"exponent": 0.25})),
     ("norm_gradient_at_zero", back("vector_norm", INF, result=held(1.0))),
     ("inverse_trig_domain", case(op("acos", self=1.0))),
-    ("inverse_trig_gradient_at_one", back("acos", INF, self=0.5)),
     ("atan2_origin_gradient", back("atan2", self=0.0, other=1.0)),
     ("inf_minus_inf", case(op("subtract", self=INF, other=-INF))),
     ("inf_minus_inf", case(op("add", self=INF, other=INF))),
@@ -421,9 +383,7 @@ MISSES: list[tuple[str, Situation]] = [
     ("empty_mean", case(op("mean", INF, self=held(1.0)))),
     ("exp_overflow", case(op("exp", INF, self=80.0))),
     ("overflow_in_dtype", case(op("matmul", INF, self=held(1.0), mat2=held(1.0)))),
-    ("overflow_in_dtype", case(op("multiply", INF, self=INF, other=2.0))),
     ("overflow_in_dtype", case(op("sum", INF, self=held(1.0, 2.0)))),
-    ("slope_overflow", back("divide", INF, self=1.0, other=0.5)),
     ("exploding_gradient", case(phase="backward", growth=((1, 1.0), (2, 1.1), (3, 1.2)))),
     ("exploding_gradient", case(phase="forward", growth=CLIMB)),
     ("learning_rate_divergence", case(growth=((1, 100.0), (2, 900.0), (3, 9.0), (4, 8.0)))),
@@ -431,7 +391,7 @@ MISSES: list[tuple[str, Situation]] = [
     ("learning_rate_divergence", case(op("gelu", INF, self=INF), growth=CLIMB)),
     ("loss_scale_floor", case(phase="backward", scale=1024.0)),
     ("loss_scale_too_high", replace(back("sqrt", INF, result=0.0), scale=65536.0)),
-    ("optimizer_epsilon_underflow", case(phase="optimizer", state=state(exp_avg_sq=held(0.0)))),
+    ("optimizer_epsilon_underflow", case(phase="optimizer", state={"exp_avg_sq": held(0.0)})),
     ("optimizer_step_too_large", case(phase="optimizer", gradient=held(NAN))),
     ("weight_written", case(phase="optimizer", gradient=held(0.1), summary=held(NAN, INF))),
     ("weight_written", case(phase="optimizer", gradient=held(NAN), summary=held(NAN, 0.5))),
@@ -440,7 +400,6 @@ MISSES: list[tuple[str, Situation]] = [
     ("running_statistics_bad", case(phase="parameter", parameter="norm.weight")),
     ("lgamma_pole", case(op("lgamma", INF, self=1e38))),
     ("special_function_domain", case(op("modified_bessel_k1", INF, self=1e-40))),
-    ("special_function_domain", case(op("igamma", self=2.0, other=0.0))),
     ("special_function_domain", case(op("zeta", INF, self=1.5, other=1e-38))),
     ("special_function_domain", case(op("igamma", self=held(-1.0), other=held(2.0)))),
     ("index_out_of_range", case(op("take", self=held(NAN)))),
@@ -450,6 +409,6 @@ MISSES: list[tuple[str, Situation]] = [
     ("learning_rate_divergence", case(op("pow", INF, self=held(3e24)), growth=NOISE)),
     (
         "cosine_of_zero_vector",
-        case(op("divide", self=0.0, other=0.0, text="w = w / w.sum()  # normalize(w)")),
+        case(op("divide", self=0.0, other=0.0, text="w / s  # normalize(w)")),
     ),
 ]
