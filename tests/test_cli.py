@@ -1,6 +1,5 @@
 """The command line: what it accepts, what it refuses and how it says so."""
 
-import subprocess
 import sys
 import types
 from pathlib import Path
@@ -10,6 +9,7 @@ import pytest
 
 import anynan
 from anynan._cli import commands as cli
+from tests.processes import python
 
 BUGS = {"first": "the default", "second": "another"}
 
@@ -32,11 +32,6 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     monkeypatch.setitem(sys.modules, "anynan.fake.demo", fake)
     monkeypatch.setattr(cli, "demos", lambda: ["missing", "fake"])
     return noted
-
-
-def python(code: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", code]
-    return subprocess.run(command, capture_output=True, encoding="utf-8", check=False)
 
 
 def test_the_first_installed_framework_and_its_first_bug_are_the_default(calls: Calls) -> None:
@@ -69,36 +64,22 @@ def test_a_missing_framework_is_one_line(calls: Calls, capsys: pytest.CaptureFix
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["--steps", "many"], "'many' is not a whole number"),
-        (["--seed", "-1"], "at least 0"),
-    ],
-)
-def test_bad_values_are_refused(
-    calls: Calls, capsys: pytest.CaptureFixture[str], words: list[str], says: str
-) -> None:
-    with pytest.raises(SystemExit) as left:
-        cli.main(["demo", *words])
-    assert left.value.code == 2
-    assert says in capsys.readouterr().err
-    assert not calls
+@pytest.fixture
+def doctor(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
+    def doctor(*names: str) -> tuple[int, str]:
+        monkeypatch.setattr("anynan._cli.doctor.ADAPTERS", names)
+        return cli.main(["doctor"]), capsys.readouterr().out
 
-
-def doctor(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *names: str) -> Any:
-    monkeypatch.setattr("anynan._cli.doctor.ADAPTERS", names)
-    status = cli.main(["doctor"])
-    return status, capsys.readouterr().out
+    return doctor
 
 
 @pytest.mark.tier(2)
 def test_the_doctor_tells_versions_devices_and_what_is_watched(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    doctor: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch = pytest.importorskip("torch")
     monkeypatch.setenv("ANYNAN", "warn")
-    status, shown = doctor(capsys, monkeypatch, "torch", "nowhere")
+    status, shown = doctor("torch", "nowhere")
     assert status == 0
     assert shown.startswith(f"anynan {anynan.__version__}, Python {sys.version.split()[0]}, ")
     assert f"  torch       {torch.__version__}, cpu with " in shown
@@ -118,63 +99,52 @@ def test_the_doctor_tells_versions_devices_and_what_is_watched(
     ],
 )
 def test_the_doctor_survives_a_framework_that_is_broken(
-    content: str,
-    says: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+    content: str, says: str, doctor: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "brokenwork.py").write_text(content)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr("anynan._cli.doctor.SECONDS", 1 if "sleep" in content else 60)
-    status, shown = doctor(capsys, monkeypatch, "brokenwork")
+    status, shown = doctor("brokenwork")
     assert status == 1
     assert f"  brokenwork  installed, but {says}" in shown
 
 
-def test_the_command_line_loads_no_framework() -> None:
-    code = (
-        "import sys, anynan._cli.commands; "
-        "print([n for n in ('torch', 'jax', 'tensorflow', 'rich') if n in sys.modules])"
-    )
-    assert python(code).stdout.strip() == "[]"
-
-
-def test_it_runs_as_a_module() -> None:
-    command = [sys.executable, "-m", "anynan", "--version"]
-    done = subprocess.run(command, capture_output=True, encoding="utf-8", check=True)
+def test_it_runs_as_a_module_and_loads_no_framework(tmp_path: Path) -> None:
+    done = python("-X", "importtime", "-m", "anynan", "--version", cwd=tmp_path)
     assert done.stdout.strip() == f"anynan {anynan.__version__}"
+    assert "anynan._cli.commands" in done.stderr
+    loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert not loaded & {"torch", "jax", "tensorflow", "rich"}
 
 
 @pytest.mark.parametrize(
     ("words", "usage", "said"),
     [
-        (["runn"], "usage: anynan [-h]", "did you mean run?"),
-        (["run", "--actoin", "warn", "x.py"], "usage: anynan run", "did you mean --action?"),
-        (["run", "--action", "wran", "x.py"], "usage: anynan run", "did you mean warn?"),
+        ("runn", "usage: anynan [-h]", "did you mean run?"),
+        ("run --actoin warn x.py", "usage: anynan run", "did you mean --action?"),
+        ("run --action wran x.py", "usage: anynan run", "did you mean warn?"),
+        ("demo --steps many", "usage: anynan demo", "'many' is not a whole number"),
+        ("demo --seed -1", "usage: anynan demo", "at least 0"),
     ],
 )
 def test_a_wrong_word_is_answered_with_the_nearest_and_the_usage_of_its_command(
-    words: list[str], usage: str, said: str, capsys: pytest.CaptureFixture[str]
+    words: str, usage: str, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as caught:
-        cli.main(words)
+        cli.main(words.split())
     assert caught.value.code == 2
     shown = capsys.readouterr().err
     assert shown.startswith(usage)
     assert said in shown
 
 
-COMMANDS = ("run", "scan", "replay", "compare", "stress", "doctor", "report", "demo")
-
-
-@pytest.mark.parametrize("command", COMMANDS)
 def test_help_fits_the_terminal(
-    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    with pytest.raises(SystemExit):
-        cli.main([command, "--help"])
-    lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) <= 80
-    assert any(line.startswith(("example: ", "exit status: ")) for line in lines)
+    for command in "run", "scan", "replay", "compare", "stress", "doctor", "report", "demo":
+        with pytest.raises(SystemExit):
+            cli.main([command, "--help"])
+        lines = capsys.readouterr().out.splitlines()
+        assert max(map(len, lines)) <= 80, command
+        assert any(line.startswith(("example: ", "exit status: ")) for line in lines), command
