@@ -140,7 +140,7 @@ def test_a_folder_that_cannot_be_written_is_refused_and_later_a_note(tmp_path: P
 
 def small(folder: Path, fn: Any, x: Any, limit: int) -> Any:
     """Save a bundle of few bytes; give what is in it."""
-    tracked = anynan.track(fn, action=lambda event: tracked.save(folder, limit=limit))
+    tracked: Any = anynan.track(fn, action=lambda event: tracked.save(folder, limit=limit))
     with np.errstate(all="ignore"):
         tracked(x)
     return load(str(folder))

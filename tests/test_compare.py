@@ -1,6 +1,7 @@
 """The parts of a comparison that know no framework, and comparing files."""
 
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,6 @@ def taken(layer: str, made: np.ndarray = X, call: int = 0) -> Taken:
 
 
 def test_a_distance_is_a_share_of_the_first_ones_size() -> None:
-    assert relative(X, X) == 0
     assert relative(X, X * np.float32(1.5)) == pytest.approx(0.5)
     assert relative(np.zeros(2), np.ones(2)) == math.inf
 
@@ -43,19 +43,15 @@ def test_the_order_of_dimensions_is_found() -> None:
 def test_a_block_of_a_fused_weight_is_found() -> None:
     q, k = np.random.default_rng(0).standard_normal((2, 4, 6))
     fused = np.concatenate([q, k])
-    assert holds(fused, k, 1e-7)
-    assert holds(fused.T, q, 1e-7)
-    assert not holds(fused, k[::-1], 1e-7)
-    assert not holds(fused, k[:, :5], 1e-7)
+    assert holds(fused, k, 1e-7) and holds(fused.T, q, 1e-7)
+    assert not holds(fused, k[::-1], 1e-7) and not holds(fused, k[:, :5], 1e-7)
 
 
 def test_gradients_are_measured_by_the_size_of_all() -> None:
     nearly_nothing = np.full(2, 1e-9)
     a, b = (X, nearly_nothing), (X, -nearly_nothing)
     assert apart(a, b, layouts=False) == 2
-    found = apart(a, b, layouts=False, joint=True)
-    assert found is not None
-    assert 0 < found < 1e-9
+    assert 0 < (apart(a, b, layouts=False, joint=True) or 0) < 1e-9
 
 
 def test_partners_by_pattern_by_path_and_by_order() -> None:
@@ -78,14 +74,11 @@ def test_a_capture_comes_back_from_its_file(tmp_path: Path) -> None:
     assert (found.choices[0].picked == [1, 2]).all()
 
 
-@pytest.mark.parametrize("content", [b"", b"nonsense", b"PK\x03\x04 cut"])
-def test_a_file_that_is_no_capture_is_refused(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "run.npz").write_bytes(content)
-    with pytest.raises(ValueError, match="no capture that anynan"):
-        Capture.load(tmp_path / "run.npz")
-
-
-def test_a_capture_never_opens_a_pickle(tmp_path: Path) -> None:
+def test_a_file_that_is_no_capture_is_refused_and_no_pickle_opened(tmp_path: Path) -> None:
+    for content in (b"", b"nonsense", b"PK\x03\x04 cut"):
+        (tmp_path / "run.npz").write_bytes(content)
+        with pytest.raises(ValueError, match="no capture that anynan"):
+            Capture.load(tmp_path / "run.npz")
     np.savez(tmp_path / "run.npz", said=np.array([{"form": 1}], dtype=object))
     with pytest.raises(ValueError, match="no capture"):
         Capture.load(tmp_path / "run.npz")
@@ -104,15 +97,13 @@ def written(path: Path, **arrays: np.ndarray) -> str:
     return str(path)
 
 
-def test_equal_files_do_not_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    a, b = written(tmp_path / "a.npz", w=X), written(tmp_path / "b.npz", w=X)
-    assert main(["compare", a, b]) == 0
-    assert capsys.readouterr().out == "No difference: 1 tensor is identical\n"
-
-
-def test_a_narrower_dtype_is_rounding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_equal_files_do_not_differ_and_a_narrower_dtype_is_rounding(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     x = np.random.default_rng(0).standard_normal((300, 300)).astype(np.float32)
     a, b = written(tmp_path / "a.npz", w=x), written(tmp_path / "b.npz", w=x.astype(np.float16))
+    assert main(["compare", a, a]) == 0
+    assert capsys.readouterr().out == "No difference: 1 tensor is identical\n"
     assert main(["compare", a, b]) == 0
     assert "within 0.4 times what rounding explains" in capsys.readouterr().out
     assert main(["compare", a, b, "--max-ratio", "0.1"]) == 1
@@ -142,13 +133,7 @@ def test_a_file_that_cannot_be_read_gives_one_line(
     if content is not None:
         (tmp_path / "b.npz").write_bytes(content)
     assert main(["compare", a, str(tmp_path / "b.npz")]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("anynan compare: ")
-    assert "b.npz" in said
-    assert said.count("\n") == 1
-
-
-# Runs.
+    assert re.fullmatch("anynan compare: .*b.npz.*\n", capsys.readouterr().err)
 
 
 def run(path: Path, slope: float) -> str:
@@ -170,5 +155,4 @@ def test_two_runs_part_at_a_step(tmp_path: Path, capsys: pytest.CaptureFixture[s
     c = run(tmp_path / "c.jsonl", 0.02)
     assert main(["compare", a, c]) == 1
     said = capsys.readouterr().out
-    assert said.startswith("The runs first differ at step 0 ")
-    assert "only gross differences show" in said
+    assert re.match("The runs first differ at step 0 (?s:.*)only gross differences show", said)

@@ -33,7 +33,7 @@ def test_a_scope_needs_a_name_and_expect_a_kind() -> None:
         anynan.scope("").__enter__()
     for kinds in ({}, {"nan": False}, {"reason": "gaps"}):
         with pytest.raises(ValueError, match=r"expect\(\) names nothing: say what is legitimate"):
-            anynan.expect(**kinds).__enter__()  # type: ignore[arg-type]
+            anynan.expect(**kinds).__enter__()
 
 
 def test_expectations_add_up_and_the_inner_reason_holds() -> None:

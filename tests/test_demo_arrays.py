@@ -30,7 +30,5 @@ def test_the_fixed_run_trains(bug: str, capsys: pytest.CaptureFixture[str]) -> N
     assert demo.main(bug, fixed=True, steps=120) == 0
     printed = capsys.readouterr().out
     assert "120 steps, no reading went bad; tightest headroom" in printed
-    first, last = (
-        float(x) for x in printed.rstrip(".\n").rpartition("fell from ")[2].split(" to ")
-    )
-    assert last < first / 2
+    first, last = printed.rstrip(".\n").rpartition("fell from ")[2].split(" to ")
+    assert float(last) < float(first) / 2

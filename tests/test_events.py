@@ -51,17 +51,9 @@ def test_every_field_is_in_the_json() -> None:
 
 @pytest.mark.parametrize("word", ["NaN", "Infinity", "-Infinity"])
 def test_words_that_look_like_numbers_stay_words(word: str) -> None:
-    cause = Cause(word, word, word, word)
-    source = Source(word, 1, word, word, word)
-    operation = Operation(word, word, (), None, source, word)
-    event = Event(
-        word, word, "forward", "nan", "bad", 0, tensor=word, cause=cause, operation=operation,
-        trail=((word, None),), expected=word, notes=(word,),
-    )  # fmt: skip
+    operation = Operation(word, word, (), None, Source(word, 1, word, word, word), word)
+    event = Event(word, word, "forward", "nan", "bad", 0, operation=operation, notes=(word,))
     assert Event.from_json(event.to_json()) == event
-
-
-# Frozen.
 
 
 def test_an_event_prints_as_the_report_that_its_tracker_prints(
@@ -71,13 +63,9 @@ def test_an_event_prints_as_the_report_that_its_tracker_prints(
         anynan.track(np.log, level="layer")(-np.ones(2))
     event = caught.value.event
     print(event)
-    assert capsys.readouterr().out == f"{caught.value}\n" == f"{event}\n"
-    assert str(event) == anynan.reports.render(event)
+    assert capsys.readouterr().out == f"{caught.value}\n" == f"{anynan.reports.render(event)}\n"
     assert "the logarithm of a negative number" in str(event)
     assert repr(event).startswith("Event(backend='numpy'")
-
-
-# Errors.
 
 
 @pytest.mark.parametrize("kind", [AnomalyError, NonFiniteError])
@@ -90,7 +78,5 @@ def test_a_copied_error_keeps_type_report_and_event_but_no_tracker(kind: Any, ho
 
     error = kind("the report", full(), Hooks())
     copied = pickle.loads(pickle.dumps(error)) if how == "pickle" else getattr(copy, how)(error)
-    assert type(copied) is kind
-    assert str(copied) == "the report"
+    assert (type(copied), str(copied), copied.tracker) == (kind, "the report", None)
     assert same(copied.event, full())
-    assert copied.tracker is None

@@ -1,6 +1,6 @@
 """Objects that raise at any question: they stop neither a tracked program nor a check."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -42,6 +42,9 @@ class Closed:
 class Stream(list[Any]):
     """Be a list whose iteration fails."""
 
+    def __init__(self, *values: float) -> None:
+        super().__init__(values or [1.0])
+
     def __iter__(self) -> Iterator[Any]:
         raise RuntimeError("gone")
 
@@ -63,13 +66,10 @@ class Nameless:
         raise RuntimeError("repr")
 
 
-HOSTILE: list[Callable[[], Any]] = [
-    Handle, Proxy, Closed, lambda: Stream([1.0]), Computed,
-]  # fmt: skip
-NAMES = ["handle", "proxy", "closed", "stream", "computed"]
+HOSTILE: list[type] = [Handle, Proxy, Closed, Stream, Computed]
 
 
-@pytest.fixture(params=HOSTILE, ids=NAMES)
+@pytest.fixture(params=HOSTILE, ids=lambda kind: kind.__name__.lower())
 def hostile(request: pytest.FixtureRequest) -> Any:
     """Return an object that raises."""
     return request.param()
@@ -93,7 +93,7 @@ def test_a_key_without_a_name_is_reported() -> None:
 def test_what_could_not_be_opened_is_said() -> None:
     said = r"x\[0\] \(a Stream\) could not be read: .*gone"
     with pytest.warns(anynan.AnynanWarning, match=said) as seen:
-        anynan.check([Stream([NAN])], "x")
+        anynan.check([Stream(NAN)], "x")
     assert seen[0].filename == __file__
 
 

@@ -9,21 +9,23 @@ import pytest
 
 from anynan._base.imports import when_imported
 
-INNER = "made = True\n"
-OUTER = "import {inner}\nlate = True\n"
+WRITTEN = {
+    "waited_inner": "made = True\n",
+    "waited_outer": "import waited_inner\nlate = True\n",
+    "waited_broken": "import waited_inner\nraise OSError('no disk')\n",
+}
 
 
 @pytest.fixture
 def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Write a module that imports another while it is imported itself."""
-    (tmp_path / "waited_inner.py").write_text(INNER)
-    (tmp_path / "waited_outer.py").write_text(OUTER.format(inner="waited_inner"))
-    (tmp_path / "waited_broken.py").write_text("import waited_inner\nraise OSError('no disk')\n")
+    for name, text in WRITTEN.items():
+        (tmp_path / f"{name}.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     importlib.invalidate_caches()
     finders = list(sys.meta_path)
     yield
-    for name in ("waited_inner", "waited_outer", "waited_broken"):
+    for name in WRITTEN:
         sys.modules.pop(name, None)
     assert sys.meta_path == finders
 
