@@ -10,6 +10,9 @@ from torch.nn import functional as F
 
 import anynan
 from anynan.torch.messages import COMPILED_ENDS
+from tests.torch_adapter.training import assert_same, everything, hooks_on, stepping
+
+X = torch.randn(4, 16, generator=torch.Generator().manual_seed(1))
 
 
 class Block(nn.Module):
@@ -60,41 +63,38 @@ def model() -> Net:
 
 
 @pytest.fixture
-def x() -> torch.Tensor:
-    return torch.randn(4, 16, generator=torch.Generator().manual_seed(1))
+def port(model: Net) -> Net:
+    return copy.deepcopy(model)
 
 
-def test_a_copy_is_identical(model: Net, x: torch.Tensor) -> None:
-    found = anynan.compare(model, copy.deepcopy(model), x)
+def test_a_copy_is_identical(model: Net, port: Net) -> None:
+    found = anynan.compare(model, port, X)
     assert found.place is None
     assert found.ratio == 0
     assert found.sentence() == "no difference: everything that was compared is identical"
 
 
-def test_the_layer_whose_eps_differs_is_named(model: Net, x: torch.Tensor) -> None:
-    port = copy.deepcopy(model)
+def test_the_layer_whose_eps_differs_is_named(model: Net, port: Net) -> None:
     port.blocks[1].norm.eps = 1e-4
-    found = anynan.compare(model, port, x)
+    found = anynan.compare(model, port, X)
     assert (found.place.layer, found.place.way) == ("blocks.1.norm", "forward")
     assert str(found).startswith("First in `blocks.1.norm`, ")
     assert "everything before is identical" in str(found)
     assert "  setting eps is 1e-05 in the first, 0.0001 in the second\n" in str(found)
 
 
-def test_a_layers_own_arithmetic_is_named_with_its_line(model: Net, x: torch.Tensor) -> None:
-    port = copy.deepcopy(model)
+def test_a_layers_own_arithmetic_is_named_with_its_line(model: Net, port: Net) -> None:
     port.blocks[2].scale = 1.01
-    found = anynan.compare(model, port, x)
+    found = anynan.compare(model, port, X)
     assert found.place.layer == "blocks.2"
     assert (found.operation.last, found.operation.name) == ("gelu", "multiply")
     assert found.operation.source.text == "h = h * self.scale"
     assert found.settings == (("scale", 1.0, 1.01),)
 
 
-def test_a_weight_that_differs_is_the_reason(model: Net, x: torch.Tensor) -> None:
-    port = copy.deepcopy(model)
+def test_a_weight_that_differs_is_the_reason(model: Net, port: Net) -> None:
     port.blocks[0].up.weight.data = port.blocks[0].up.weight.data.flip(0)
-    found = anynan.compare(model, port, x)
+    found = anynan.compare(model, port, X)
     assert found.place.layer == "blocks.0.up"
     assert [name for name, _ in found.weights] == ["blocks.0.up.weight"]
     assert "weight  blocks.0.up.weight differs by" in str(found)
@@ -110,22 +110,19 @@ class Halved(torch.autograd.Function):
         return grad * 0.5
 
 
-def test_a_wrong_gradient_is_found_where_the_forward_pass_agrees(
-    model: Net, x: torch.Tensor
-) -> None:
-    port = copy.deepcopy(model)
-    tanh = port.blocks[1].norm
-    forward = tanh.forward
-    tanh.forward = lambda x: Halved.apply(forward(x))
-    found = anynan.compare(model, port, x)
+def test_a_wrong_gradient_is_found_where_the_forward_pass_agrees(model: Net, port: Net) -> None:
+    norm = port.blocks[1].norm
+    forward = norm.forward
+    norm.forward = lambda x: Halved.apply(forward(x))
+    found = anynan.compare(model, port, X)
     assert (found.place.layer, found.place.way) == ("blocks.1.norm", "backward")
     assert "of the backward pass in `blocks.1.norm`" in found.sentence()
-    assert anynan.compare(model, port, x, backward=False).place is None
+    assert anynan.compare(model, port, X, backward=False).place is None
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_another_precision_is_rounding(model: Net, x: torch.Tensor, dtype: torch.dtype) -> None:
-    found = anynan.compare(model, copy.deepcopy(model).to(dtype), x)
+def test_another_precision_is_rounding(model: Net, port: Net, dtype: torch.dtype) -> None:
+    found = anynan.compare(model, port.to(dtype), X)
     assert found.place is None, str(found)
     assert 0 < found.ratio < 8
 
@@ -135,17 +132,17 @@ class Cancelling(nn.Module):
         return (x + 100) - 100
 
 
-def test_a_layer_that_loses_digits_by_itself_is_told_from_its_heirs(x: torch.Tensor) -> None:
+def test_a_layer_that_loses_digits_by_itself_is_told_from_its_heirs() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 16), Cancelling(), nn.Linear(16, 4))
-    found = anynan.compare(model, copy.deepcopy(model).bfloat16(), x, limit=200)
+    found = anynan.compare(model, copy.deepcopy(model).bfloat16(), X, limit=200)
     assert found.place is None
     local = {row.layer: row.local for row in found.rows if row.local is not None}
     assert local["1"] > 10 * local["0"]
     assert local["2"] < 8
 
 
-def test_names_lead_from_one_to_the_other(model: Net, x: torch.Tensor) -> None:
+def test_names_lead_from_one_to_the_other(model: Net) -> None:
     class Port(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -160,19 +157,18 @@ def test_names_lead_from_one_to_the_other(model: Net, x: torch.Tensor) -> None:
     port = Port()
     port.h[1].norm.eps = 1e-3
     for names in ({"blocks.*": "h.*", "head": "lm"}, {}):
-        found = anynan.compare(model, port, x, names=names)
+        found = anynan.compare(model, port, X, names=names)
         assert (found.place.layer, found.place.other) == ("blocks.1.norm", "h.1.norm")
         assert "`blocks.1.norm` (`h.1.norm` of the second)" in found.sentence()
     with pytest.raises(ValueError, match="fits no layer of the first model"):
-        anynan.compare(model, port, x, names={"layers.*": "h.*"})
+        anynan.compare(model, port, X, names={"layers.*": "h.*"})
     with pytest.raises(ValueError, match="leads to no layer of the second model"):
-        anynan.compare(model, port, x, names={"blocks.*": "layers.*"})
+        anynan.compare(model, port, X, names={"blocks.*": "layers.*"})
 
 
-def test_what_has_no_partner_is_said_and_is_no_error(model: Net, x: torch.Tensor) -> None:
-    port = copy.deepcopy(model)
+def test_what_has_no_partner_is_said_and_is_no_error(model: Net, port: Net) -> None:
     port.blocks = nn.ModuleList(list(port.blocks)[:2])
-    found = anynan.compare(model, port, x)
+    found = anynan.compare(model, port, X)
     assert any("blocks.2" in hole for hole in found.holes)
     assert found.place.layer in ("head", "")
 
@@ -182,37 +178,26 @@ def test_a_choice_that_differs_ends_the_comparison() -> None:
     model = Routed()
     x = torch.randn(6, 8)
 
-    def near_tie(first: float, second: float) -> Routed:
-        port = copy.deepcopy(model)
-        with torch.no_grad():
-            port.gate.weight.zero_()
-            port.gate.bias.copy_(torch.tensor([first, second, 0.0, 0.0]))
-        return port
-
-    a, b = near_tie(1.0, 1.0 + 1.2e-7), near_tie(1.0 + 1.2e-7, 1.0)
-    found = anynan.compare(a, b, x)
-    assert found.place is None
-    assert found.turns
+    torch.nn.init.zeros_(model.gate.weight)
+    model.gate.bias.data = torch.tensor([1.0, 1.0 + 1.2e-7, 0.0, 0.0])  # nearly a tie
+    port = copy.deepcopy(model)
+    port.gate.bias.data = model.gate.bias.data[[1, 0, 2, 3]]
+    found, held = (anynan.compare(model, port, x, follow=follow) for follow in (False, True))
+    for each in (found, held):
+        assert (each.place, each.differs) == (None, True)
+        assert "`topk` in the model's own code chooses otherwise" in each.sentence()
+        assert any("follow=True" in hole for hole in each.holes) == (each is found)
     assert found.turns[0].choice.name == "topk"
-    assert "`topk` in the model's own code chooses otherwise" in found.sentence()
-    assert "topk in the model's own code" in str(found)
-    assert any("follow=True" in hole for hole in found.holes)
-    assert found.differs
-    held = anynan.compare(a, b, x, follow=True)
-    assert held.place is None
-    assert held.differs
-    assert "`topk` in the model's own code chooses otherwise" in held.sentence()
     assert "the second model was held to the first one's choices" in str(held)
-    assert not any("follow=True" in hole for hole in held.holes)
     assert [row.layer for row in held.rows if row.way == "forward"] == ["gate", "out", ""]
 
 
 class Dropping(nn.Module):
-    """Drop, with or without another draw before it, in either of two ways."""
+    """Drop, with or without another draw before it."""
 
-    def __init__(self, before: bool = False, share: float = 0.5) -> None:
+    def __init__(self, before: bool = False) -> None:
         super().__init__()
-        self.up, self.drop, self.head = nn.Linear(8, 8), nn.Dropout(share), nn.Linear(8, 2)
+        self.up, self.drop, self.head = nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, 2)
         self.before = before
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -231,8 +216,7 @@ def test_dropout_that_draws_otherwise_ends_the_comparison_or_is_followed() -> No
     assert "`dropout` in `drop` draws otherwise" in found.sentence()
     assert [row.layer for row in found.rows] == ["up"]
     held = anynan.compare(model, port, x, follow=True)
-    assert held.place is None, str(held)
-    assert not held.differs
+    assert (held.place, held.differs) == (None, False), str(held)
     assert {row.layer for row in held.rows if row.ratio is not None} == {"up", "drop", "head", ""}
     assert "of its draws differ; the second model was held to the first one's draws" in str(held)
     port.head.weight.data *= 1.01
@@ -261,20 +245,14 @@ def test_a_relu_that_rounding_turns_ends_the_backward_pass_only() -> None:
     assert any("lies on its other side" in hole for hole in found.holes)
 
 
-def test_nothing_is_changed(model: Net, x: torch.Tensor) -> None:
+def test_nothing_is_changed(model: Net) -> None:
     model = nn.Sequential(model, nn.BatchNorm1d(5), nn.Dropout(0.5))
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    x.requires_grad_(True)
-    state = torch.get_rng_state()
-    found = anynan.compare(model, copy.deepcopy(model), x)
-    assert found.place is None, str(found)
-    for name, value in model.state_dict().items():
-        assert torch.equal(value, before[name])
-    assert torch.equal(torch.get_rng_state(), state)
-    assert all(p.grad is None for p in model.parameters())
+    x = X.clone().requires_grad_()
+    before = everything([model])
+    assert anynan.compare(model, copy.deepcopy(model), x).place is None
+    assert_same(everything([model]), before)
     assert x.grad is None
-    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
-    assert model.training
+    assert not hooks_on(model)
 
 
 class Counting(nn.Module):
@@ -302,17 +280,9 @@ def test_a_model_that_changes_in_each_call_is_as_before(product: str) -> None:
 
 
 def test_a_step_goes_back_by_itself_and_is_not_taken() -> None:
-    model = nn.Linear(6, 1)
+    model, x = nn.Linear(6, 1), torch.randn(4, 6)
     optimizer = torch.optim.Adam(model.parameters())
-
-    def step(x: torch.Tensor) -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = model(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    x = torch.randn(4, 6)
+    step = stepping(model, optimizer)
     step(x)
     state = optimizer.state[model.weight]
     before = state["step"].item(), model.weight.tolist(), model.weight.grad.clone()
@@ -330,32 +300,28 @@ def test_a_scripted_model_has_no_layers_to_compare() -> None:
 def test_a_model_that_fails_leaves_nothing(model: Net) -> None:
     with pytest.raises(RuntimeError, match="expected input with shape"):
         anynan.compare(model, copy.deepcopy(model), torch.ones(2, 3))
-    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+    assert not hooks_on(model)
 
 
-def test_a_capture_of_another_process_is_compared(model: Net, x: torch.Tensor, tmp_path) -> None:
-    port = copy.deepcopy(model)
+def test_a_capture_of_another_process_is_compared(model: Net, port: Net, tmp_path) -> None:
     port.blocks[1].norm.eps = 1e-4
-    anynan.comparing.capture(port, x).save(tmp_path / "port.npz")
-    found = anynan.compare(model, anynan.comparing.Capture.load(tmp_path / "port.npz"), x)
+    anynan.comparing.capture(port, X).save(tmp_path / "port.npz")
+    found = anynan.compare(model, anynan.comparing.Capture.load(tmp_path / "port.npz"), X)
     assert found.place.layer == "blocks.1.norm"
 
 
 @pytest.mark.tier(2)
-def test_compiled_code_is_compared_at_its_ends(model: Net, x: torch.Tensor) -> None:
-    compiled = torch.compile(copy.deepcopy(model), backend="aot_eager")
-    found = anynan.compare(model, compiled, x)
+def test_compiled_code_is_compared_at_its_ends(model: Net, port: Net) -> None:
+    compiled = torch.compile(port, backend="aot_eager")
+    found = anynan.compare(model, compiled, X)
     assert found.place is None, str(found)
     assert found.notes == (COMPILED_ENDS(),)
     assert any(row.layer == "" and row.ratio is not None for row in found.rows)
 
 
-def test_the_page_shows_the_place_and_every_layer(
-    model: Net, x: torch.Tensor, tmp_path: Path
-) -> None:
-    port = copy.deepcopy(model)
+def test_the_page_shows_the_place_and_every_layer(model: Net, port: Net, tmp_path: Path) -> None:
     port.blocks[1].norm.eps = 1e-4
-    found = anynan.compare(model, port, x)
+    found = anynan.compare(model, port, X)
     found.to_html(tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     assert "First in `blocks.1.norm`" in page
@@ -401,28 +367,16 @@ def test_nan_in_one_weight_is_told_as_that_and_not_as_a_number_of_times() -> Non
 
 def test_shapes_that_differ_are_told_as_shapes() -> None:
     found = anynan.compare(nn.Linear(4, 3), nn.Linear(4, 5), torch.ones(2, 4))
-    assert found.differs
     assert "makes (2, 3) in the first model and (2, 5) in the second" in found.sentence()
     assert "backward" not in found.sentence()
 
 
-class Named(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(4, 2)
-
-    def forward(self, *, ids: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
-        out: torch.Tensor = self.inner(ids) * scale
-        return out
-
-
 def test_a_batch_is_given_by_name() -> None:
-    model = Named()
+    model = nn.Linear(4, 2)
     other = copy.deepcopy(model)
-    other.inner.bias.data += 1
-    inputs = {"ids": torch.ones(2, 4), "scale": 2.0}
-    assert not anynan.compare(model, copy.deepcopy(model), inputs=inputs).differs
-    found = anynan.compare(model, other, inputs=inputs)
-    assert found.place is not None and found.place.layer == "inner"
+    inputs = {"input": torch.ones(2, 4)}
+    assert not anynan.compare(model, other, inputs=inputs).differs
+    other.bias.data += 1
+    assert anynan.compare(model, other, inputs=inputs).differs
     ready = anynan.comparing.capture(other, inputs=inputs)
     assert anynan.compare(model, ready, inputs=inputs).differs
