@@ -73,22 +73,18 @@ LOSSES = [
 
 
 @pytest.mark.parametrize(("loss", "wanted"), LOSSES)
-def test_a_loop_that_owns_no_step_is_told_operation_and_line(
-    found: Found, loss: Any, wanted: Any
-) -> None:
+def test_a_loop_that_owns_no_step_is_told_operation_and_line(found, loss, wanted) -> None:
     train(loss)
     (event, *_) = found.bad()
-    assert story(event) == wanted
-    assert event.layer is None
+    assert (story(event), event.layer) == (wanted, None)
     assert event.tried is not None
 
 
-@pytest.mark.parametrize(("loss", "wanted"), LOSSES)
-def test_a_tracked_model_tells_it_as_well(loss: Any, wanted: Any) -> None:
+def test_a_tracked_model_tells_it_as_well() -> None:
     model = net()
     with anynan.torch.track(model, action="record") as tracker:
-        loss(model(torch.ones(3, 4))).backward()
-    assert story(tracker.events[0]) == wanted
+        distance(model(torch.ones(3, 4))).backward()
+    assert story(tracker.events[0]) == LOSSES[0][1]
     assert not function_modes.count()
 
 
@@ -118,15 +114,11 @@ def hidden(y: Tensor) -> Tensor:
     return (weights * y).sum() + tricky.mean() + ratio.sum()
 
 
-def test_bad_values_that_come_to_no_harm_are_no_event(found: Found) -> None:
-    train(hidden, 4)
+def test_bad_values_that_come_to_no_harm_are_no_event_and_change_nothing(found: Found) -> None:
+    seen = train(hidden, 4).state_dict()
     assert found.bad() == []
-
-
-def test_results_are_the_same_bit_for_bit(found: Found) -> None:
-    seen = train(hidden, 5).state_dict()
     noted.of().end()  # type: ignore[union-attr]
-    plain = train(hidden, 5).state_dict()
+    plain = train(hidden, 4).state_dict()
     assert all(torch.equal(x, plain[name]) for name, x in seen.items())
 
 
@@ -143,42 +135,32 @@ def test_a_mode_of_the_program_leaves_in_its_own_order(found: Found) -> None:
         train(entropy, 1)
         with Counts():
             train(distance, 1)
-    assert mode.count
-    assert function_modes.count() == before
+    assert mode.count and function_modes.count() == before
     assert len(found.bad()) == 2
 
 
-class Mark:
-    """Show whether a node is there."""
-
-
 def test_nothing_is_kept_alive_behind_the_next_pass(found: Found) -> None:
-    model = net()
-    refs = []
+    class Mark:
+        pass
+
+    model, refs = net(), []
 
     def loss_of(y: Tensor) -> Tensor:
         refs.append(weakref.ref(z := y * 2))
         return z.square().mean()
 
     for _ in range(4):
-        y = model(torch.ones(3, 4))
-        loss_of(y).backward()
-        del y
-    gc.collect()
-    assert [ref() for ref in refs] == [None] * 4
+        loss_of(model(torch.ones(3, 4))).backward()
     unused = model(torch.ones(3, 4)).sum() * 2  # its graph goes with it
-    mark = unused.grad_fn.metadata["mark"] = Mark()
-    ref = weakref.ref(mark)
+    unused.grad_fn.metadata["mark"] = mark = Mark()
+    refs.append(weakref.ref(mark))
     del unused, mark
     gc.collect()
-    assert ref() is None
+    assert [ref() for ref in refs] == [None] * 5
 
 
 def test_each_thread_has_its_own(found: Found) -> None:
-    def work() -> None:
-        train(entropy, 1)
-
-    thread = threading.Thread(target=work)
+    thread = threading.Thread(target=train, args=(entropy, 1))
     thread.start()
     train(distance, 1)
     thread.join()

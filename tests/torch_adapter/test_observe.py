@@ -8,6 +8,7 @@ import torch
 
 from anynan._trace.op import Op
 from anynan.torch.observe import observe
+from tests.torch_adapter.training import assert_same
 
 
 class Gated(torch.nn.Module):
@@ -44,21 +45,10 @@ class Training:
         return [None if x is None else x.clone() for x in tensors], numbers, torch.get_rng_state()
 
 
-def _same(a: Any, b: Any) -> bool:
-    if isinstance(a, torch.Tensor):
-        return torch.equal(a, b)
-    if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(map(_same, a, b))
-    return bool(a == b)
-
-
 def test_a_gradient_names_its_forward_operation_and_an_update_its_phase() -> None:
     ops: list[tuple[str, int, int | None, str]] = []
-    training = Training()
-    x = torch.randn(3, 4)
-    observe(
-        training.step, (x,), {}, lambda op: ops.append((op.name, op.number, op.forward, op.phase))
-    )
+    see = lambda op: ops.append((op.name, op.number, op.forward, op.phase))  # noqa: E731
+    observe(Training().step, (torch.randn(3, 4),), {}, see)
     (forward,) = [n for name, n, _, phase in ops if (name, phase) == ("linear", "forward")]
     gradients = {of for name, _, of, phase in ops if (name, phase) == ("linear", "backward")}
     assert gradients == {forward}
@@ -72,22 +62,17 @@ def test_a_training_step_is_left_as_it_was_bit_for_bit() -> None:
         before, held = training.state(), [*training.model.parameters()]
         versions = [p._version for p in held]
         found = observe(training.step, (x,), {}, lambda op: None)
-        assert found.error is None
-        assert not found.notes
-        assert _same(before, training.state())
+        assert (found.error, found.notes) == (None, [])
+        assert_same(before, training.state())
         assert [p._version for p in held] == versions
         # What it gives does not depend on who looks; and once more with an optimizer's state.
         assert torch.equal(found.value.detach(), training.step(x).detach())
 
 
 def test_results_written_in_place_are_replaced_in_place_and_the_argument_is_not() -> None:
-    def write(x: torch.Tensor) -> torch.Tensor:
-        y = x.add_(1)
-        return y * 2
-
     x = torch.ones(2)
     zero = lambda op: [torch.zeros(2)] if op.written else None  # noqa: E731
-    assert observe(write, (x,), {}, zero).value.tolist() == [0.0, 0.0]
+    assert observe(lambda x: x.add_(1) * 2, (x,), {}, zero).value.tolist() == [0.0, 0.0]
     assert x.tolist() == [1.0, 1.0]
 
 
@@ -102,8 +87,7 @@ def test_an_operation_is_run_again_in_another_dtype_and_on_other_numbers() -> No
 
     x = torch.tensor([400.0, 2.0])
     observe(lambda x: x.mul_(x), (x,), {}, see)
-    assert found["half"][0].dtype == torch.float16
-    assert torch.isinf(found["half"][0][0])
+    assert found["half"][0].dtype == torch.float16 and found["half"][0][0].isinf()
     assert found["other"][0].tolist() == [0.0, 0.0]
     assert found["inputs"]["self"].tolist() == [400.0, 2.0], "as it was before"
 
@@ -118,4 +102,4 @@ def test_an_exception_of_the_observers_is_raised_and_all_is_put_back() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         observe(training.step, (x,), {}, stop)
-    assert _same(before, training.state())
+    assert_same(before, training.state())

@@ -15,6 +15,7 @@ import anynan
 from anynan._everywhere import Found, watch_everything
 from anynan.options import Options
 from anynan.torch.session.session import session_of
+from tests.failing import failure
 from tests.processes import python
 
 
@@ -33,6 +34,15 @@ def net(*layers: nn.Module) -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4), *layers)
 
 
+def watched(**options: Any) -> Iterator[Found]:
+    real = nn.Module.__call__, torch.compile
+    found = Found()
+    end = watch_everything(Options(**options), found)
+    yield found
+    end()
+    assert (nn.Module.__call__, torch.compile) == real
+
+
 @pytest.fixture
 def found() -> Iterator[Found]:
     yield from watched(action="record")
@@ -41,15 +51,6 @@ def found() -> Iterator[Found]:
 @pytest.fixture
 def raising() -> Iterator[Found]:
     yield from watched(action="raise")
-
-
-def watched(**options: Any) -> Iterator[Found]:
-    real = nn.Module.__call__, torch.compile
-    found = Found()
-    end = watch_everything(Options(**options), found)
-    yield found
-    end()
-    assert (nn.Module.__call__, torch.compile) == real
 
 
 def models(found: Found) -> list[nn.Module]:
@@ -73,13 +74,10 @@ def facts(event: anynan.Event) -> Any:
 
 
 def test_the_event_is_that_of_track(raising: Found) -> None:
-    with pytest.raises(anynan.NonFiniteError) as caught:
-        train(net(Log()))
-    model = net(Log())
-    with anynan.torch.track(model), pytest.raises(anynan.NonFiniteError) as named:
-        train(model)
-    assert facts(caught.value.event) == facts(named.value.event)
-    assert [facts(event) for event in raising.bad()] == [facts(caught.value.event)]
+    event, model = failure(train, net(Log())), net(Log())
+    with anynan.torch.track(model):
+        assert facts(event) == facts(failure(train, model))
+    assert [facts(event) for event in raising.bad()] == [facts(event)]
 
 
 def test_a_loss_belongs_to_the_model_it_is_given(raising: Found) -> None:
@@ -87,9 +85,7 @@ def test_a_loss_belongs_to_the_model_it_is_given(raising: Found) -> None:
         def forward(self, x, y):
             return (-1 - x.square().sum()).log() + y.sum()
 
-    with pytest.raises(anynan.NonFiniteError) as caught:
-        train(net(), LogLoss())
-    event = caught.value.event
+    event = failure(train, net(), LogLoss())
     assert (event.layer, event.operation.name) == ("LogLoss", "log")
     (line,) = raising.lines()
     assert line.startswith("anynan: Sequential: 1 bad in 1 step: 5 layers")
@@ -106,12 +102,8 @@ def test_the_programs_own_passes_are_read_where_something_was_tracked_before() -
 
 
 def test_a_bad_label_is_named(raising: Found) -> None:
-    model, criterion = net(), nn.MSELoss()
-    with pytest.raises(anynan.NonFiniteError) as caught:
-        criterion(
-            model(torch.ones(3, 4)), torch.from_numpy(np.full((3, 4), np.nan, "f"))
-        ).backward()
-    event = caught.value.event
+    label = torch.from_numpy(np.full((3, 4), np.nan, "f"))
+    event = failure(lambda: nn.MSELoss()(net()(torch.ones(3, 4)), label).backward())
     assert (event.phase, event.layer, event.tensor) == ("input", "MSELoss", "target")
 
 
@@ -121,8 +113,7 @@ def test_the_outer_model_takes_over(found: Found) -> None:
     model = nn.Sequential(encoder, nn.Linear(4, 1))
     train(model)
     encoder(torch.ones(3, 4)).sum().backward()
-    assert session_of(encoder) is None
-    assert session_of(model) is not None
+    assert (session_of(encoder), session_of(model) is None) == (None, False)
     found.close()
     assert [line.split(":")[1] for line in found.lines()] == [" Sequential", " Sequential"]
     assert "4 layers" in found.lines()[0]
@@ -152,16 +143,14 @@ def test_the_models_of_the_users_own_step_are_left_to_it(level: Any, found: Foun
         return model[1](model[0](x)).sum()
 
     step(torch.ones(3, 4))
-    assert len(step.events) == 1
-    assert found.events == []
-    assert found.lines() == []
+    assert (len(step.events), found.events, found.lines()) == (1, [], [])
 
 
 def test_what_cannot_be_watched_is_a_line_and_no_exception(found: Found) -> None:
     with torch.device("meta"):
         model = nn.Linear(4, 4)
-    model(torch.ones(3, 4, device="meta"))
-    model(torch.ones(3, 4, device="meta"))
+    for _ in range(2):
+        model(torch.ones(3, 4, device="meta"))
     (line,) = found.lines()
     assert "a Linear is not watched: ValueError: weight is on the meta device" in line
 
@@ -172,14 +161,6 @@ def test_what_cannot_be_watched_is_a_line_and_no_exception(found: Found) -> None
 def test_a_model_that_is_first_called_as_it_is_traced_is_traced() -> None:
     traced = torch.jit.trace(net(), (torch.ones(3, 4),))
     assert traced(torch.ones(3, 4)).isfinite().all()
-
-
-def test_nothing_stays(found: Found) -> None:
-    model = net()
-    train(model)
-    found.close()
-    assert session_of(model) is None
-    assert not any(module._forward_hooks for module in model.modules())
 
 
 @pytest.mark.usefixtures("found")
@@ -193,53 +174,46 @@ def test_large_models_that_the_program_drops_free_their_memory_at_once() -> None
 
 def test_models_that_are_gone_are_not_kept(found: Found) -> None:
     for _ in range(40):
-        net()(torch.ones(3, 4))
+        train(last := net(), steps=1)
     gc.collect()
     assert len(models(found)) <= 16
     found.close()
     assert len(found.lines()) == 40
-
-
-@pytest.fixture
-def as_run() -> Iterator[Found]:
-    """Watch as ``anynan run`` does by default."""
-    yield from watched(action="warn", level="step")
+    assert session_of(last) is None and not any(each._forward_hooks for each in last.modules())
 
 
 @pytest.mark.tier(2)
 @pytest.mark.parametrize("how", ["model", "method", "function"])
-@pytest.mark.parametrize(("watching", "layers"), [("found", "5 layers"), ("as_run", "")])
-def test_what_is_compiled_is_watched_without_a_graph_break(
-    how: str, watching: str, layers: str, request: pytest.FixtureRequest
-) -> None:
-    found = request.getfixturevalue(watching)
+@pytest.mark.parametrize(
+    ("options", "layers"), [({"action": "record"}, "5 layers"), ({"level": "step"}, "")]
+)
+def test_what_is_compiled_is_watched_without_a_graph_break(how: str, options, layers: str) -> None:
     torch._dynamo.reset()
     counters.clear()
-    model: Any = net(Clean())
-    module = model
-    options = {"backend": "aot_eager", "fullgraph": True}
-    if how == "model":
-        model = torch.compile(model, **options)
-    elif how == "method":
-        model.compile(**options)
-    else:
-        model = torch.compile(lambda x: module(x), **options)
-
-    optimizer = torch.optim.SGD(module.parameters(), lr=1e-3)
-    for _ in range(2):
-        model(torch.ones(3, 4)).sum().backward()
-        optimizer.step()
-    found.close()
-    line, *notes = found.lines()
-    assert f": nothing went bad in 2 steps: {layers}" in line
-    assert not any("anynan did not see the model's own call" in note for note in notes)
-    assert (counters["stats"]["unique_graphs"], dict(counters["graph_break"])) == (1, {})
+    for found in watched(**options):
+        model: Any = net(Clean())
+        module, compiled = model, {"backend": "aot_eager", "fullgraph": True}
+        if how == "model":
+            model = torch.compile(model, **compiled)
+        elif how == "method":
+            model.compile(**compiled)
+        else:
+            model = torch.compile(lambda x, module=module: module(x), **compiled)
+        optimizer = torch.optim.SGD(module.parameters(), lr=1e-3)
+        for _ in range(2):
+            model(torch.ones(3, 4)).sum().backward()
+            optimizer.step()
+        found.close()
+        line, *notes = found.lines()
+        assert f": nothing went bad in 2 steps: {layers}" in line
+        assert not any("anynan did not see the model's own call" in note for note in notes)
+        assert (counters["stats"]["unique_graphs"], dict(counters["graph_break"])) == (1, {})
 
 
 class Wrapper(nn.Module):
-    def __init__(self, base: nn.Module) -> None:
+    def __init__(self, base: nn.Module, shift: float) -> None:
         super().__init__()
-        self.base, self.shift = base, 2.0
+        self.base, self.shift = base, shift
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.log(self.base(x).abs() + self.shift)
@@ -253,15 +227,12 @@ def test_a_wrapper_that_is_made_anew_at_each_step_is_one_model(found: Found, cal
     for i in range(30):
         x = torch.ones(2, 4)
         for _ in range(calls):
-            wrapper = Wrapper(func)
-            wrapper.shift = -1e3 if i == 25 and calls == 1 else 2.0
-            x = wrapper(x)
+            x = Wrapper(func, -1e3 if i == 25 and calls == 1 else 2.0)(x)
         x.sum().backward()
         optimizer.step()
         optimizer.zero_grad()
         hooks.append(len(func._forward_hooks) + len(func[0]._forward_hooks))
-    assert len(models(found)) <= calls
-    assert max(hooks) <= 4 * calls
+    assert len(models(found)) <= calls and max(hooks) <= 4 * calls
     assert (len(found.lines()) - len(found.events)) <= calls + 1
     assert [event.operation.name for event in found.bad()] == ["log"] * (calls == 1)
 
