@@ -30,8 +30,6 @@ MODES: list[tuple[str, dict[str, Any]]] = [
     ("model", {"read": "end"}),
     ("step", {"level": "operation"}),
 ]
-# What is tracked, and how: the whole model, and what gives the loss of a step.
-Program = Callable[[], tuple[nn.Module, Callable[[], Tensor]]]
 
 
 def in_turn(kinds: Any) -> list[Any]:
@@ -46,9 +44,7 @@ def in_turn(kinds: Any) -> list[Any]:
     ]  # fmt: skip
 
 
-def watched(
-    net: nn.Module, loss_of: Callable[[], Tensor], what: str, options: dict[str, Any]
-) -> anynan.Tracker:
+def watched(net: nn.Module, loss_of: Callable[[], Tensor], what: str, options) -> anynan.Tracker:
     """Train for some steps, and hold that nothing bad was seen in them."""
     optimizer = torch.optim.AdamW(net.parameters(), 1e-3)
 
@@ -129,7 +125,7 @@ def test_marks_that_another_layer_takes_away(what: str, options: Any) -> None:
     unmark = Body(lambda x: torch.where(x.isfinite(), x, 0), 0)
     net, x = nn.Sequential(nn.Linear(3, 3), mark, unmark, nn.Linear(3, 1)), torch.randn(4, 3)
     tracker = watched(net, lambda: net(x).square().sum(), what, options)
-    assert tracker.events, "it is noted, but only as suspect"
+    assert {event.severity for event in tracker.events} == {"suspect"}
     assert {event.layer for event in tracker.events} == {"1"}
 
 
@@ -161,8 +157,7 @@ def test_guards(kind: str, what: str, options: Any) -> None:
     x = torch.tensor([[1.0, 0.0, 2.0], [3.0, 1.0, 4.0]])
     tracker = watched(net, lambda: net(x).sum(), what, options)
     if "level" in options and kind in ("where", "nan_to_num", "clamped", "exponential"):
-        assert tracker.events, "at operation level what is contained is shown"
-        assert {event.severity for event in tracker.events} == {"suspect"}
+        assert {event.severity for event in tracker.events} == {"suspect"}, "what is contained"
 
 
 @pytest.mark.parametrize(("what", "options"), MODES)
@@ -234,7 +229,7 @@ def empty_memory_that_is_filled_before_it_is_read() -> Any:
     return net, lambda: net(x).sum()
 
 
-WHOLE: list[Program] = [
+WHOLE = [
     multihead_attention, max_pooling_over_inf_padding, ctc_loss_of_impossible_targets,
     attention_function_with_every_key_masked, policy_with_forbidden_actions,
     empty_memory_that_is_filled_before_it_is_read,
@@ -242,7 +237,7 @@ WHOLE: list[Program] = [
 
 
 @pytest.mark.parametrize(("program", "what", "options"), in_turn(WHOLE))
-def test_programs_that_work(program: Program, what: str, options: Any) -> None:
+def test_programs_that_work(program: Any, what: str, options: Any) -> None:
     empty = program is empty_memory_that_is_filled_before_it_is_read
     torch.use_deterministic_algorithms(empty)  # torch.empty then holds NaN
     try:
@@ -253,22 +248,19 @@ def test_programs_that_work(program: Program, what: str, options: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
-@pytest.mark.parametrize("read", ["immediate", "end"])
-def test_an_encoder_that_nests_its_padded_rows(read: Any) -> None:
+def test_an_encoder_that_nests_its_padded_rows() -> None:
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     net = nn.TransformerEncoder(layer, 2).eval()
     x, padded = torch.randn(2, 3, 8), torch.tensor([[False, False, True], [False, True, True]])
     with torch.no_grad():
         expected = net(x, src_key_padding_mask=padded)
-        with anynan.torch.track(net, advanced=anynan.Advanced(read=read)) as tracker:
+        with anynan.torch.track(net) as tracker:
             for _ in range(2):
                 got = net(x, src_key_padding_mask=padded)
             assert torch.allclose(got, expected, atol=1e-6)
             assert tracker.events == ()
             x[0, 0] = math.nan
-            with pytest.raises(anynan.NonFiniteError):
-                net(x, src_key_padding_mask=padded)
-                tracker.flush()
+            failure(net, x, src_key_padding_mask=padded)
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of MaskedTensors:UserWarning")
@@ -280,12 +272,9 @@ def test_an_output_that_cannot_be_reduced_is_said_and_let_pass(level: Any) -> No
             return self.given
 
     net, said = Masking(), "anynan cannot reduce the values of a MaskedTensor"
-    with (
-        pytest.warns(anynan.AnynanWarning, match=said),
-        anynan.torch.track(net, level=level) as tracker,
-    ):
+    with pytest.warns(anynan.AnynanWarning, match=said), anynan.torch.track(net, level=level) as t:
         assert net(torch.randn(2, 3)) is net.given
-    assert tracker.events == ()
+    assert t.events == ()
 
 
 def test_more_statistics_of_eight_bits() -> None:
@@ -302,20 +291,17 @@ def test_more_statistics_of_eight_bits() -> None:
 def test_each_layer_with_an_optimizer_of_its_own() -> None:
     net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
     optimizers = [torch.optim.Adam(net[0].parameters()), torch.optim.SGD(net[2].parameters())]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with anynan.torch.track(net) as tracker:
-            for _ in range(3):
-                net(torch.randn(2, 3)).square().mean().backward()
-                for optimizer in optimizers:
-                    optimizer.step()
-                    optimizer.zero_grad()
+    with warnings.catch_warnings(action="error"), anynan.torch.track(net) as tracker:
+        for _ in range(3):
+            net(torch.randn(2, 3)).square().mean().backward()
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
     assert tracker.notes == ()
 
 
 def test_a_buffer_that_was_bad_from_the_beginning_has_no_step_at_which_it_was_good() -> None:
-    crit = nn.CrossEntropyLoss(weight=1 / torch.tensor([5.0, 3.0, 0.0]))
-    net = nn.Linear(3, 3)
+    crit, net = nn.CrossEntropyLoss(weight=1 / torch.tensor([5.0, 3.0, 0.0])), nn.Linear(3, 3)
 
     def step(x: Tensor, y: Tensor) -> Tensor:
         loss: Tensor = crit(net(x), y)
@@ -323,8 +309,6 @@ def test_a_buffer_that_was_bad_from_the_beginning_has_no_step_at_which_it_was_go
 
     with anynan.torch.track(step) as tracker:
         tracker(torch.randn(2, 3), torch.tensor([0, 1]))  # the class of the Inf is not there
-        with pytest.raises(anynan.NonFiniteError) as caught:
-            tracker(torch.randn(2, 3), torch.tensor([0, 2]))
-    event = caught.value.event
+        event = failure(tracker, torch.randn(2, 3), torch.tensor([0, 2]))
     assert (event.parameter, event.since) == ("crit.weight", None)
-    assert "go back to the weights of step" not in str(caught.value)
+    assert "go back to the weights of step" not in anynan.reports.render(event)

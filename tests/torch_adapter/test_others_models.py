@@ -11,16 +11,13 @@ from torch import Tensor, nn
 from torch.distributions import Normal
 
 import anynan
-from anynan import NonFiniteError
-from tests.flat import split
+from tests.failing import failure
+from tests.torch_adapter.training import bad
 
 
-def failure(model: nn.Module, step: Any, **options: Any) -> anynan.Event:
-    tracker = anynan.torch.track(model, **split(options))
-    with pytest.raises(NonFiniteError) as caught:
-        step()
-        tracker.flush()
-    return caught.value.event
+def of(model: nn.Module, step: Any) -> anynan.Event:
+    anynan.torch.track(model)
+    return failure(step)
 
 
 def named(event: anynan.Event) -> tuple[Any, ...]:
@@ -39,13 +36,9 @@ class Residual(nn.Module):
 
 def test_a_layer_that_is_really_called_module() -> None:
     model = nn.Sequential(nn.Linear(4, 4), Residual(nn.Sequential(nn.Linear(4, 4))))
-    with torch.no_grad():
-        model[1].module[0].weight.fill_(torch.nan)
-    with pytest.raises(NonFiniteError) as caught:
-        anynan.torch.track(model)
-    event = caught.value.event
+    model[1].module[0].weight.data.fill_(torch.nan)
+    event = failure(anynan.torch.track, model)
     assert (event.layer, event.parameter) == ("1.module.0", "1.module.0.weight")
-    assert event.parameter in dict(model.named_parameters())
 
 
 class Norm(nn.Module):
@@ -65,29 +58,23 @@ def test_the_norm_that_overflowed_first_is_named_beside_the_one_that_did_harm() 
             return self.n2(x + self.fc(self.n1(x.detach())))
 
     model = Net()
-    with torch.no_grad():
-        model.embed.weight.fill_(6e37)
-    event = failure(model, lambda: model(torch.ones(2, 4)).sum().backward())
+    model.embed.weight.data.fill_(6e37)
+    event = of(model, lambda: model(torch.ones(2, 4)).sum().backward())
     assert named(event)[::2] == ("n2", "pow")
     assert any("earlier in `n1`" in note and "fix both" in note for note in event.notes)
 
 
-class Policy(nn.Module):
+class Policy(nn.Linear):
     """Return a distribution, as reinforcement learning does."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.mean = nn.Linear(4, 2)
-
     def forward(self, x: Tensor) -> Normal:
-        return Normal(self.mean(x) * 1e38, torch.ones(2), validate_args=False)
+        return Normal(super().forward(x) * 1e38, torch.ones(2), validate_args=False)
 
 
 def test_a_bad_value_in_a_distribution() -> None:
-    model = Policy()
-    with torch.no_grad():
-        model.mean.weight.fill_(10.0)
-    event = failure(model, lambda: model(torch.ones(2, 4)))
+    model = Policy(4, 2)
+    model.weight.data.fill_(10.0)
+    event = of(model, lambda: model(torch.ones(2, 4)))
     assert named(event) == ("", "forward", "multiply")
     assert "loc" in event.tensor or event.tensor == "output"
 
@@ -102,25 +89,20 @@ def test_a_copy_in_the_middle_of_an_operation_level_step_has_no_hooks() -> None:
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in copied.modules())
 
 
-class Spoils(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(2, 2)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return (self.linear(x) * 0 - 1).log()
+class Spoils(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return (super().forward(x) * 0 - 1).log()
 
 
 @pytest.mark.parametrize("way", ["same", "view", "derived"])
 def test_what_another_watched_model_gave_is_no_bad_batch(way: str) -> None:
-    one, two = Spoils(), nn.Linear(2, 2)
-    first = anynan.torch.track(one, action="record")
-    second = anynan.torch.track(two, action="record")
+    one, two = Spoils(2, 2), nn.Linear(2, 2)
+    first, second = (anynan.torch.track(each, action="record") for each in (one, two))
     made = one(torch.ones(3, 2)).detach()
     given = {"same": made, "view": made.view(3, 2)[:2], "derived": made * 2}[way]
     two(given).sum().backward()
     second.flush()
-    event = next(event for event in second.events if event.severity == "bad")
+    (event,) = bad(second)
     assert (event.layer, event.phase, event.cause.tag) == (None, "loss", "made_by_another")
     assert "Spoils gave in its step 0" in event.cause.text
     assert "input" not in {event.phase for event in second.events}
@@ -128,29 +110,22 @@ def test_what_another_watched_model_gave_is_no_bad_batch(way: str) -> None:
 
 
 def test_a_batch_that_was_bad_before_another_model_saw_it_is_the_batch() -> None:
-    one, two = nn.Identity(), nn.Linear(2, 2)
-    x = torch.full((3, 2), torch.nan)
-    with anynan.torch.track(one, action="record"):
-        second = anynan.torch.track(two, action="record")
-        one(x)
-        two(x)
-        second.flush()
-    event = next(event for event in second.events if event.severity == "bad")
-    assert event.phase == "input"
+    models, x = (nn.Identity(), nn.Linear(2, 2)), torch.full((3, 2), torch.nan)
+    _, second = (anynan.torch.track(each, action="record") for each in models)
+    for each in models:
+        each(x)
+    second.flush()
+    assert bad(second)[0].phase == "input"
 
 
 # Outputs without a gradient: what a model returns beside what the loss is made of.
 
 
-class Parts(nn.Module):
+class Parts(nn.Linear):
     """Return several outputs of one layer."""
 
-    def __init__(self, split: Callable[[Tensor], Any]) -> None:
-        super().__init__()
-        self.layer, self.split = nn.Linear(4, 4), split
-
     def forward(self, x: Tensor) -> Any:
-        return self.split(self.layer(x))
+        return SPLITS[self.split](super().forward(x))
 
 
 SPLITS: dict[str, Callable[[Tensor], Any]] = {
@@ -164,45 +139,34 @@ SPLITS: dict[str, Callable[[Tensor], Any]] = {
 @pytest.mark.parametrize("used", [0, 1])
 @pytest.mark.parametrize("split", list(SPLITS))
 def test_a_clean_model_trains_on_one_of_its_outputs(split: str, used: int, tracked: str) -> None:
-    torch.manual_seed(0)
-    model = Parts(SPLITS[split])
-    x = torch.randn(2, 4)
+    model, x = Parts(4, 4), torch.randn(2, 4)
+    model.split = split
 
     def step() -> None:
         model(x)[used].sum().backward()
 
     step()
-    plain = model.layer.weight.grad
-    model.zero_grad()
-    if tracked == "model":
-        tracker = anynan.torch.track(model)
-        step()
-    else:
-        tracker = anynan.torch.track(step)
-        tracker()
-    tracker.flush()
+    plain, model.weight.grad = model.weight.grad, None
+    with anynan.torch.track(model if tracked == "model" else step) as tracker:
+        step() if tracked == "model" else tracker()
     assert not tracker.events
-    grad = model.layer.weight.grad
+    grad = model.weight.grad
     assert grad is plain is None or torch.equal(grad, plain)
 
 
-class Learner(nn.Module):
-    """A module whose own lists are of the weights that it trains, and take no arguments."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net, self.fast = nn.Linear(4, 4), nn.Linear(4, 4)
+class Learner(nn.Sequential):
+    """A module whose own list is of the weights that it trains, and takes no arguments."""
 
     def parameters(self) -> Any:  # type: ignore[override]
-        return [*self.net.parameters()]
+        return [*self[0].parameters()]
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.log(self.net(x) - 99)
+        return torch.log(self[0](x) - 99)
 
 
 def test_a_module_whose_parameters_are_listed_by_a_method_of_its_own() -> None:
-    model = nn.Sequential(Learner(), nn.Linear(4, 4))
-    event = failure(model, lambda: model(torch.ones(2, 4)).sum().backward())
+    model = nn.Sequential(Learner(nn.Linear(4, 4), nn.Linear(4, 4)), nn.Linear(4, 4))
+    event = of(model, lambda: model(torch.ones(2, 4)).sum().backward())
     assert named(event) == ("0", "forward", "log")
 
 
@@ -217,10 +181,9 @@ class Counted(nn.Linear):
 
 def test_modules_that_compare_by_value_are_told_apart() -> None:
     model = nn.Sequential(Counted(4, 4), Counted(4, 4))
-    with torch.no_grad():
-        model[1].bias.fill_(-99)
+    model[1].bias.data.fill_(-99)
     with anynan.torch.track(model[0]):
-        event = failure(model[1], lambda: torch.log(model[1](torch.ones(2, 4))).sum().backward())
+        event = of(model[1], lambda: torch.log(model[1](torch.ones(2, 4))).sum().backward())
         assert event.operation is not None and event.operation.name == "log"
         model[0](torch.ones(2, 4)).sum().backward()
 
@@ -246,16 +209,11 @@ def _deep() -> Any:
 
 
 @pytest.mark.parametrize(("make", "name"), [(_ring, "log"), (_deep, None)])
-def test_an_argument_may_hold_itself_or_be_deeper_than_the_stack(
-    make: Any, name: str | None
-) -> None:
+def test_an_argument_may_hold_itself_or_be_deeper_than_the_stack(make, name: str | None) -> None:
     model = Taken(4, 1)
-    with torch.no_grad():
-        model.weight.fill_(1.0)
-        model.bias.zero_()
+    model.weight.data.fill_(1.0)
+    model.bias.data.zero_()
     with anynan.torch.track(model):
         model(torch.ones(2, 4), make()).sum().backward()
-        with pytest.raises(anynan.NonFiniteError) as caught:
-            model(-torch.ones(2, 4), make()).sum().backward()
-    operation = caught.value.event.operation
+        operation = failure(model, -torch.ones(2, 4), make()).operation
     assert (operation and operation.name) == name

@@ -12,8 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import anynan
-from anynan import AnynanWarning, NonFiniteError
-from tests.flat import split
+from tests.failing import failure
 from tests.torch_adapter.training import assert_same, bad
 
 
@@ -34,31 +33,11 @@ def batch(rows: int = 3) -> torch.Tensor:
     return torch.randn(rows, 4)
 
 
-def failing(run: Callable[[], object]) -> anynan.Event:
-    with pytest.raises(NonFiniteError) as caught:
-        run()
-    event = caught.value.event
-    assert event.severity == "bad"
-    assert str(caught.value)
-    return event
-
-
 def model_event(function: Callable[[torch.Tensor], torch.Tensor], **options: Any) -> anynan.Event:
     """Train a tracked model once; return what stopped it."""
     model = Body(function)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    anynan.torch.track(model, **split(options))
-
-    def run() -> None:
-        model(batch()).square().mean().backward()
-        optimizer.step()
-
-    return failing(run)
-
-
-def step_event(step: Callable[..., Any], *args: Any, **options: Any) -> anynan.Event:
-    tracker = anynan.torch.track(step, **split(options))
-    return failing(lambda: tracker(*args))
+    anynan.torch.track(model, advanced=anynan.Advanced(**options))
+    return failure(lambda: model(batch()).square().mean().backward())
 
 
 def operation(event: anynan.Event) -> anynan.events.Operation:
@@ -70,9 +49,6 @@ def line(event: anynan.Event) -> str:
     source = operation(event).source
     assert Path(source.file).name.startswith("test_replay")
     return source.text
-
-
-# Forward: operation, line, operands, first bad index.
 
 
 class Squash(torch.autograd.Function):
@@ -129,22 +105,13 @@ def test_the_line_that_made_it_is_named(body: Any, phase: str, name: str, text: 
 
 
 def test_in_place() -> None:
-    def in_place(x: torch.Tensor) -> torch.Tensor:
-        y = -1 - x.abs()
-        y.log_()
-        return y
-
-    event = model_event(in_place)
-    op = operation(event)
-    assert (op.name, line(event)) == ("log", "y.log_()")
-    assert op.inputs[0].nan == 0, "the operand is shown as it was before"
-    assert op.inputs[0].max is not None
-    assert op.inputs[0].max <= -1
+    op = operation(model_event(lambda x: (-1 - x.abs()).log_()))
+    assert op.name == "log"
+    assert op.inputs[0].nan == 0 and op.inputs[0].max <= -1, "as it was before"
 
 
 def test_the_operands_of_a_number_minus_a_tensor_are_in_the_order_of_the_code() -> None:
-    event = model_event(lambda x: 2e38 - (x * 0 - 3e38))
-    op = operation(event)
+    op = operation(model_event(lambda x: 2e38 - (x * 0 - 3e38)))
     assert op.name == "subtract"
     assert [item.absmax for item in op.inputs] == pytest.approx([2e38, 3e38])
 
@@ -161,33 +128,20 @@ def test_rows_that_are_masked_in_part_are_not_counted() -> None:
     assert event.cause.evidence == "1 row is -inf throughout"
 
 
-# Composites.
-
-
-# Backward: reported at the forward line that made it.
-
-
 def test_keep_too_small_is_said() -> None:
     event = model_event(lambda x: x + torch.sqrt(0 * x), keep=0)
     assert operation(event).name == "sqrt"
     assert any("keep=" in note for note in event.notes)
 
 
-# Random numbers.
-
-
-@pytest.mark.parametrize("read", ["immediate", "end"])
-def test_dropout_is_reproduced(read: Any) -> None:
+def test_dropout_is_reproduced() -> None:
     model = nn.Sequential(nn.Linear(4, 16), nn.Dropout(0.2), Reciprocal())
-    anynan.torch.track(model, advanced=anynan.Advanced(read=read, backward=False), action="raise")
     x = batch(2)
-    torch.manual_seed(5)
-    with torch.no_grad():
-        event = failing(lambda: model(x))
-        anynan.untrack(model)
+    with anynan.torch.track(model, advanced=anynan.Advanced(backward=False)), torch.no_grad():
         torch.manual_seed(5)
-        out = model(x)
-    op = operation(event)
+        op = operation(failure(model, x))
+    torch.manual_seed(5)
+    out = model(x)
     assert op.output.posinf == int(out.isinf().sum()) > 0
     assert op.output.first_bad == tuple(out.isinf().nonzero()[0].tolist())
 
@@ -195,15 +149,6 @@ def test_dropout_is_reproduced(read: Any) -> None:
 class Reciprocal(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return 1 / x.abs()
-
-
-# What came in bad.
-
-
-# Updates by hand.
-
-
-# Modes.
 
 
 @pytest.mark.parametrize("read", ["auto", "end"])
@@ -216,12 +161,9 @@ def test_autocast_is_entered_again(read: Any) -> None:
             model(batch())
         tracker.flush()  # after autocast has ended
 
-    op = operation(failing(run))
+    op = operation(failure(run))
     assert (op.name, op.inputs[0].dtype) == ("log", "bfloat16")
     assert not torch.is_autocast_enabled("cpu")
-
-
-# What cannot be reproduced is said.
 
 
 def test_a_reader_that_cannot_be_kept_is_said(tmp_path: Path) -> None:
@@ -233,7 +175,7 @@ def test_a_reader_that_cannot_be_kept_is_said(tmp_path: Path) -> None:
         def step() -> torch.Tensor:
             return model(torch.full((1, 4), float(next(lines)))).sum()
 
-        event = step_event(step)
+        event = failure(anynan.torch.track(step))
         assert next(lines) == "2\n"
     assert operation(event).name == "log"  # of the model's own call, whose input is known
     assert any("`lines`" in note and "as an argument" in note for note in event.notes)
@@ -245,23 +187,17 @@ def test_an_input_changed_in_place_is_said() -> None:
     x = batch()
     model(x)
     x.zero_()
-    event = failing(tracker.flush)
+    event = failure(tracker.flush)
     assert any("changed in place" in note for note in event.notes)
 
 
 def test_a_layer_called_past_the_model_is_said() -> None:
     model = Body(torch.tanh)
     anynan.torch.track(model)
-    event = failing(lambda: model.first(torch.full((1, 4), torch.nan)))
+    event = failure(lambda: model.first(torch.full((1, 4), torch.nan)))
     assert (event.layer, event.operation) == (None, None)  # it was given what is bad
     assert "first received a bad input" in str(event.cause)
     assert any("past the model" in note for note in event.notes)
-
-
-# Nothing to report.
-
-
-# What comes after an update in the same step.
 
 
 def adversarial() -> tuple[Callable[[torch.Tensor], torch.Tensor], list[nn.Module]]:
@@ -287,17 +223,15 @@ def adversarial() -> tuple[Callable[[torch.Tensor], torch.Tensor], list[nn.Modul
 def test_the_loss_of_a_second_model_after_the_update_of_the_first(level: Any) -> None:
     """The second run goes past the first update, and makes none."""
     states = []
-    for tracked in (False, True):
+    for track in (lambda step: step, partial(anynan.torch.track, level=level, action="record")):
         step, models = adversarial()
-        track = partial(anynan.torch.track, level=level, action="record")
-        run = track(step) if tracked else step
+        run = track(step)
         run(torch.ones(3, 2))
         states.append([model.state_dict() for model in models])
     assert_same(*states)
     (event,) = bad(run)
-    assert event.operation.name == "log"
+    assert (event.operation.name, event.cause.tag) == ("log", "log_of_zero")
     assert "critic(maker(x))" in event.operation.source.text
-    assert event.cause.tag == "log_of_zero"
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
@@ -314,11 +248,10 @@ def test_a_scripted_part_is_left_alone_and_said() -> None:
     model = nn.Sequential(nn.Linear(4, 4), scripted)
     for target in (model, lambda x: model(x).sum(), lambda x: scripted(x).sum()):
         count = int(scripted.norm.num_batches_tracked)
-        with pytest.warns(AnynanWarning, match="scripted or traced take no hooks"):
+        with pytest.warns(anynan.AnynanWarning, match="scripted or traced take no hooks"):
             tracker = anynan.torch.track(target)
-        event = failing(lambda tracker=tracker: tracker(batch()))
-        assert event.operation.name == "log"
-        assert not event.notes
+        event = failure(tracker, batch())
+        assert (event.operation.name, event.notes) == ("log", ())
         assert int(scripted.norm.num_batches_tracked) == count + 1
         tracker.remove()
     with pytest.raises(TypeError, match="track the module that it was made from"):
@@ -333,5 +266,5 @@ def test_an_operation_has_the_same_name_without_gradients(mode: Any) -> None:
         with mode():
             return F.cross_entropy(model(x)[:0], torch.zeros(0).long())
 
-    event = step_event(evaluate, batch())
+    event = failure(anynan.torch.track(evaluate), batch())
     assert (event.operation.name, event.cause.tag) == ("nll_loss", "empty_mean")
