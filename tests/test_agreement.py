@@ -9,6 +9,7 @@ from anynan._diagnosis.agreement import CheckedPoint, divergence
 from anynan._readings.monitor import Monitor
 from anynan._readings.policy import Policy
 from anynan._readings.step import Step
+from tests.steps import step_of
 
 INF, NAN = math.inf, math.nan
 
@@ -17,13 +18,9 @@ TENSOR = {"forward": "output", "backward": "grad"}
 
 
 def first_run(*places: tuple[str, Any, float]) -> Step:
-    monitor, rows = Monitor(Policy(), 0), Step(0)
-    for layer, phase, value in places:
-        rows.sites.append(monitor.site(layer, phase, TENSOR[phase], "float32", 3e38))
-        rows.calls.append(0)
-        rows.lo.append(value)
-        rows.hi.append(value)
-    return rows
+    monitor = Monitor(Policy(), 0)
+    sites = [monitor.site(layer, at, TENSOR[at], "float32", 3e38) for layer, at, _ in places]
+    return step_of(0, *((site, x, x) for site, (_, _, x) in zip(sites, places, strict=True)))
 
 
 def place(layer: str, value: float, phase: Any = "forward") -> CheckedPoint:

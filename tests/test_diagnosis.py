@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from anynan._diagnosis.lineage import Operand, OpRecord, Replay, Sink
 from anynan._readings.monitor import Monitor
 from anynan._readings.policy import Policy
 from anynan._readings.readings import Site
-from anynan._readings.step import Step
+from tests.steps import step_of
 
 NAN = Summary((2,), "float32", "cpu", 2, nan=1, first_bad=(0,))
 MASK = Summary((2,), "float32", "cpu", 2, neginf=1, zero=1, first_bad=(0,))
@@ -31,13 +32,8 @@ GRADIENT: Place = ("backward", "a", "grad", BAD)
 
 def case(*read: Place, came_in: bool = False, **known: Any) -> Investigation:
     """Investigate the last of some readings; ``came_in`` says that the first is bad input."""
-    rows = Step(0)
-    for phase, layer, tensor, (lo, hi) in read:
-        site = Site(-1, layer, phase, tensor, "float32", None, math.inf)  # type: ignore[arg-type]
-        rows.sites.append(site)
-        rows.calls.append(0)
-        rows.lo.append(lo)
-        rows.hi.append(hi)
+    site = partial(Site, -1, dtype="float32", dtype_max=None, limit=math.inf)
+    rows = step_of(0, *((site(layer, phase, tensor), *ends) for phase, layer, tensor, ends in read))
     reading = rows.reading(len(read) - 1)
     found = Investigation(
         reading, reading.kind or "large", rows, Evidence("toy"), Monitor(Policy(), 8), **known

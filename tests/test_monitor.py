@@ -1,6 +1,7 @@
 """Slots, readings, the ring of past steps, and the trail: plain numbers on the host."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from anynan._readings import history as room
 from anynan._readings.monitor import Monitor
 from anynan._readings.readings import Site
 from anynan._readings.step import Step
+from tests.steps import step_of as filled
 
 NAN, INF = math.nan, math.inf
 MAX = 65504.0
@@ -19,21 +21,8 @@ def monitor(policy: Policy | None = None, history: int = 10) -> Monitor:
     return Monitor(policy or Policy(), history)
 
 
-def filled(step: int, *readings: tuple[Site, float, float], calls: list[int] | None = None) -> Step:
-    rows = Step(step)
-    for site, lo, hi in readings:
-        rows.sites.append(site)
-        rows.lo.append(lo)
-        rows.hi.append(hi)
-    rows.calls.extend(calls or [0] * len(readings))
-    return rows
-
-
 def slot(m: Monitor, layer: str | None = "a", phase: Any = "forward", **more: Any) -> Site:
     return m.site(layer, phase, more.pop("tensor", "output"), "float16", MAX, **more)
-
-
-# Slots.
 
 
 def test_what_is_known_of_a_row_stays_with_it_when_one_is_put_in_before() -> None:
@@ -44,9 +33,6 @@ def test_what_is_known_of_a_row_stays_with_it_when_one_is_put_in_before() -> Non
     rows.insert(1, slot(m, "c"), 0, -3, 3)
     assert [rows.reading(i).layer for i in range(3)] == ["a", "c", "b"]
     assert (rows.suspect, rows.norms, list(rows.expected)) == ({2}, {2: 2.0}, [2])
-
-
-# Readings.
 
 
 @pytest.mark.parametrize(
@@ -64,14 +50,9 @@ def test_a_reading_gives_kind_magnitude_and_headroom(
     lo: float, hi: float, kind: str | None, absmax: float, headroom: float | None
 ) -> None:
     reading = filled(7, (slot(monitor()), lo, hi)).reading(0)
-    assert (reading.step, reading.order, reading.call) == (7, 0, 0)
-    assert (reading.layer, reading.phase) == ("a", "forward")
-    assert reading.kind == kind
+    assert (reading.step, reading.layer, reading.phase, reading.kind) == (7, "a", "forward", kind)
     assert reading.absmax == pytest.approx(absmax, nan_ok=True)
     assert reading.headroom == (None if headroom is None else pytest.approx(headroom))
-
-
-# What needs judging.
 
 
 def test_rows_that_leave_their_limits_are_flagged_in_order() -> None:
@@ -79,9 +60,6 @@ def test_rows_that_leave_their_limits_are_flagged_in_order() -> None:
     values = [(0.0, 1.0), (NAN, NAN), (-10.0, 10.0), (-11.0, 0.0), (0.0, INF), (-INF, 0.0)]
     rows = filled(0, *((slot(m), lo, hi) for lo, hi in values))
     assert m.flagged(rows) == [1, 3, 4, 5]
-
-
-# The ring.
 
 
 def test_a_row_that_is_known_to_be_finite_has_no_magnitude() -> None:
@@ -111,9 +89,6 @@ def test_memory_is_bounded_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (m.history.nbytes, len(m.history), m.history.last(), m.history.steps()) == (0, 0, [], [])
 
 
-# Curves.
-
-
 def test_a_gradient_read_by_its_norm_and_then_by_its_ends_is_one_curve() -> None:
     m = monitor()
     norm = slot(m, "a", "backward", parameter="a.weight", bound=True)
@@ -123,8 +98,6 @@ def test_a_gradient_read_by_its_norm_and_then_by_its_ends_is_one_curve() -> None
     assert m.history.curve(ends) == ((0, 1.0), (1, 30.0))
 
 
-# Trails.
-
 DEEP = (
     "embed", "encoder.layers.0.attn", "encoder.layers.0.norm", "encoder.layers.0",
     "encoder.layers.1.attn", "encoder.layers.1.norm", "encoder.layers.1",
@@ -132,30 +105,22 @@ DEEP = (
 )  # fmt: skip
 
 
-def trail(failing: str | None, upto: int, *layers: str) -> list[str]:
-    m = monitor()
-    rows = filled(0, *((slot(m, layer), 0.0, float(i)) for i, layer in enumerate(layers or DEEP)))
-    return [name for name, _ in m.trail(rows, upto, failing)]
+def in_turn(m: Monitor, *layers: str, calls: Sequence[int] = ()) -> Step:
+    ends = ((slot(m, layer), 0.0, float(i)) for i, layer in enumerate(layers))
+    return filled(0, *ends, calls=calls)
 
 
 def test_a_trail_shows_what_leads_to_the_failure_at_the_depth_that_tells() -> None:
-    assert trail("encoder.layers.2.attn", 8) == [
-        "embed",
-        "encoder.layers.0",
-        "encoder.layers.1",
-        "encoder.layers.2.attn",
-    ]
+    m = monitor()
+    shown = [name for name, _ in m.trail(in_turn(m, *DEEP), 8, "encoder.layers.2.attn")]
+    assert shown == ["embed", "encoder.layers.0", "encoder.layers.1", "encoder.layers.2.attn"]
 
 
 def test_a_trail_shows_the_call_that_failed_and_no_earlier_one() -> None:
     once = ("embed", "block.attn", "block.mlp", "block", "head", "")
     m = monitor()
-    failing = [*once, *once, "embed", "block.attn", "block"]
-    rows = filled(
-        0,
-        *((slot(m, layer), 0.0, float(i)) for i, layer in enumerate(failing)),
-        calls=[0] * 6 + [1] * 6 + [2] * 3,
-    )
+    calls = [0] * 6 + [1] * 6 + [2] * 3
+    rows = in_turn(m, *once, *once, "embed", "block.attn", "block", calls=calls)
     assert m.trail(rows, 13, "block.attn", call=2) == (("embed", 12.0), ("block.attn", 13.0))
     # Nothing was read of this call of it: the reading that failed is of the layer around.
     assert m.trail(rows, 14, "block.mlp", call=2) == (

@@ -1,6 +1,7 @@
 """What the readings suggest: forecasts that do not cry wolf, dead layers, contained overflows."""
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,10 @@ from numpy.typing import NDArray
 
 import anynan
 from anynan._readings.history import Ring
-from anynan._readings.monitor import Monitor
-from anynan._readings.step import Step
 from anynan._runs.forecast import WINDOW, forecasts
 from anynan._runs.overview import outlook
 from anynan._runs.run import Run
+from tests.steps import run_of, sites_of, step_of
 
 TOP = 16.0  # bits: of a dtype whose largest number is 2**16
 LENGTH, MORE, MANY = 400, 200, 200  # steps that are asked about, those after them; histories
@@ -57,15 +57,11 @@ def steady(random: np.random.Generator, t: NDArray[Any]) -> NDArray[Any]:
 
 def history_of(sizes: NDArray[Any], every: int) -> Any:
     """Give the history as it is after each ``every`` steps; a layer is a history of its own."""
-    monitor, history = Monitor(anynan.Policy(), 0), Ring(WINDOW, math.inf)
-    names = [str(i) for i in range(len(sizes))]
-    sites = [monitor.site(name, "forward", "output", "half", 2.0**TOP) for name in names]
+    history = Ring(WINDOW, math.inf)
+    sites = sites_of(map(str, range(len(sizes))), 2.0**TOP)
     for step, column in enumerate(sizes.T):
-        rows = Step(step)
-        rows.sites, rows.calls = sites, [0] * len(sites)
-        high = np.where(column < TOP, 2.0**column, np.inf)
-        rows.lo, rows.hi = (-high).tolist(), high.tolist()
-        history.append(rows)
+        high = np.where(column < TOP, 2.0**column, np.inf).tolist()
+        history.append(step_of(step, *((site, -x, x) for site, x in zip(sites, high, strict=True))))
         if step % every == 0:
             yield step, history
 
@@ -114,25 +110,16 @@ def test_the_page_of_the_docs_has_these_counts() -> None:
         assert f"| {found} | {wrong} of {calm} |" in text, kind.__name__
 
 
-def run_of(layers: dict[str, Any], steps: int, top: float = 65504.0) -> Run:
+def run_with(steps: int, top: float = 65504.0, **ends: Callable[[int], tuple[float, float]]) -> Run:
     """Make a run whose layers give these ends at each step."""
-    monitor, history = Monitor(anynan.Policy(), 0), Ring(steps, math.inf)
-    sites = [monitor.site(name, "forward", "output", "float16", top) for name in layers]
-    for step in range(steps):
-        rows = Step(step)
-        rows.sites, rows.calls = sites, [0] * len(sites)
-        ends = [value(step) for value in layers.values()]
-        rows.lo, rows.hi = [lo for lo, _ in ends], [hi for _, hi in ends]
-        history.append(rows)
-    return Run("Net", history, tuple(layers), counts={"bad": 0, "suspect": 0, "expected": 0})
-
-
-def growing(step: int) -> tuple[float, float]:
-    return 0.0, 2.0 ** (step / 10)
+    pairs = list(zip(sites_of(ends, top), ends.values(), strict=True))
+    made = (step_of(step, *((site, *at(step)) for site, at in pairs)) for step in range(steps))
+    return run_of(list(ends), made)
 
 
 def test_a_forecast_is_a_line_of_the_report_the_all_clear_and_the_page(tmp_path: Path) -> None:
-    run = run_of({"embed": lambda _: (-1.0, 2.0), "layers.7": growing}, 140)
+    growing: dict[str, Any] = {"layers.7": lambda step: (0.0, 2.0 ** (step / 10))}
+    run = run_with(140, embed=lambda _: (-1.0, 2.0), **growing)
     (line,) = outlook(run)
     said = "at this rate float16 overflows in layers.7 in about 21 steps: 2.1 bits are left"
     assert line.startswith(f"  forecast  {said}")
@@ -142,61 +129,50 @@ def test_a_forecast_is_a_line_of_the_report_the_all_clear_and_the_page(tmp_path:
 
 
 def test_a_layer_that_gives_one_number_is_a_line_and_no_alarm() -> None:
-    run = run_of(
-        {
-            "relu": lambda _: (0.0, 0.0),
-            "gate": lambda _: (0.5, 0.5),
-            "loss": lambda step: (1.0 / (step + 1), 1.0 / (step + 1)),
-            "head": lambda _: (-1.0, 1.0),
-        },
+    run = run_with(
         10,
+        relu=lambda _: (0.0, 0.0),
+        gate=lambda _: (0.5, 0.5),
+        loss=lambda step: (1.0 / (step + 1), 1.0 / (step + 1)),
+        head=lambda _: (-1.0, 1.0),
     )
     assert outlook(run) == [
         "  dead      every number of relu was 0 in the last 10 steps",
         "  dead      every number of gate was 0.5 in the last 10 steps",
     ]
-    assert not outlook(run_of({"relu": lambda _: (0.0, 0.0)}, 5))
+    assert not outlook(run_with(5, relu=lambda _: (0.0, 0.0)))
 
 
 def test_an_overflow_that_was_contained_is_a_line() -> None:
-    run = run_of(
-        {
-            "proj": lambda step: (-3e3, 2e3) if step in (3, 5) else (-1.0, 1.0),
-            "norm": lambda step: (0.0, 0.0) if step in (3, 5) else (-2.0, 2.0),
-        },
+    run = run_with(
         9,
+        proj=lambda step: (-3e3, 2e3) if step in (3, 5) else (-1.0, 1.0),
+        norm=lambda step: (0.0, 0.0) if step in (3, 5) else (-2.0, 2.0),
     )
     (line,) = outlook(run)
     assert "norm gave only zeros in step 3, and in 1 step more, right after proj reached" in line
-    calm = run_of({"proj": lambda _: (-90.0, 90.0), "relu": lambda _: (0.0, 0.0)}, 7)
-    assert not outlook(calm)
+    assert not outlook(run_with(7, proj=lambda _: (-90.0, 90.0), relu=lambda _: (0.0, 0.0)))
 
 
 def test_headroom_ranks_layers_by_how_safely_they_would_run_narrower() -> None:
-    run = run_of(
-        {
-            "large": lambda step: (-(10.0 ** (step + 1)), 1.0),
-            "middle": lambda _: (-1.0, 1.0),
-            "tiny": lambda step: (0.0, 1e-6 if step else 1e-9),
-            "zero": lambda _: (0.0, 0.0),
-            "unread": lambda _: (1.0, 0.0),
-        },
+    run = run_with(
         5,
         top=3.4e38,
+        large=lambda step: (-(10.0 ** (step + 1)), 1.0),
+        middle=lambda _: (-1.0, 1.0),
+        tiny=lambda step: (0.0, 1e-6 if step else 1e-9),
+        zero=lambda _: (0.0, 0.0),
+        unread=lambda _: (1.0, 0.0),
     )
     found = anynan.reports.headroom(run, "float16")
     assert [each.layer for each in found] == ["tiny", "large", "middle", "zero", "unread"]
     tiny, large, middle, zero, unread = found
-    assert large.over == pytest.approx(math.log2(65520 / 1e5))
-    assert large.over_step == 4
-    assert tiny.under == pytest.approx(math.log2(1e-9) + 25)
-    assert tiny.under_step == 0
-    assert middle.bits is not None and middle.bits > 15
-    assert zero.bits == math.inf
-    assert unread.bits is None
-    assert str(large).startswith(
-        "large: overflows at the top (forward, step 4), 28.3 at the bottom"
-    )
+    assert (large.over, large.over_step) == (pytest.approx(math.log2(65520 / 1e5)), 4)
+    assert (tiny.under, tiny.under_step) == (pytest.approx(math.log2(1e-9) + 25), 0)
+    assert (middle.bits or 0) > 15
+    assert (zero.bits, unread.bits) == (math.inf, None)
+    said = str(large)
+    assert said.startswith("large: overflows at the top (forward, step 4), 28.3 at the bottom")
     assert str(middle).endswith("; module outputs only")
     assert anynan.reports.headroom(run, np.float16) == found
     with pytest.raises(ValueError, match="dtype='int8' is unknown; choose from float16, bfloat16"):
@@ -206,18 +182,11 @@ def test_headroom_ranks_layers_by_how_safely_they_would_run_narrower() -> None:
 def test_headroom_of_module_outputs_never_says_that_a_model_fits(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
 
-    class Gated(torch.nn.Module):  # type: ignore[name-defined]
-        def __init__(self) -> None:
-            super().__init__()
-            self.gate, self.up = torch.nn.Linear(1, 4), torch.nn.Linear(1, 4)
-            self.down = torch.nn.Linear(4, 1)
-            for layer, size in ((self.gate, 400), (self.up, 400), (self.down, 1e-4)):
-                torch.nn.init.constant_(layer.weight, size)
-
+    class Square(torch.nn.Module):  # type: ignore[name-defined]
         def forward(self, x: Any) -> Any:
-            return self.down(torch.nn.functional.silu(self.gate(x)) * self.up(x))
+            return (x * 400).square() * 1e-4
 
-    model, x = Gated(), torch.ones(2, 1)
+    model, x = torch.nn.Sequential(Square(), Square()), torch.ones(2, 1)
     with anynan.torch.track(model) as tracker, torch.no_grad():
         model(x)
     found = anynan.reports.headroom(tracker, "float16")
@@ -262,12 +231,12 @@ def test_updates_are_looked_at_every_so_many_steps(tmp_path: Path) -> None:
 
 
 def test_a_step_of_which_only_the_arguments_were_read_gets_no_all_clear() -> None:
-    tracker = anynan.track(lambda x: None)
-    tracker(np.ones(3))
-    assert "nothing bad was read in 1 step" in tracker.report()
-    tracker = anynan.track(lambda x: x + 1)
-    tracker(np.ones(3))
-    assert "nothing went bad in 1 step" in tracker.report()
-    tracker = anynan.track(str.upper)  # or of another framework
-    tracker("text")
-    assert "nothing was read in 1 step" in tracker.report()
+    cases: list[tuple[Any, Any, str]] = [
+        (lambda x: None, np.ones(3), "nothing bad was read in 1 step"),
+        (lambda x: x + 1, np.ones(3), "nothing went bad in 1 step"),
+        (str.upper, "text", "nothing was read in 1 step"),  # or of another framework
+    ]
+    for function, x, said in cases:
+        tracker = anynan.track(function)
+        tracker(x)
+        assert said in tracker.report()

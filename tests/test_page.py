@@ -1,15 +1,14 @@
 """The page of a run: what it shows, that it stands alone, and how it behaves in a browser."""
 
 import html.parser
-import inspect
 import math
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -19,12 +18,11 @@ from anynan._apps.compare.comparison import Comparison, Row
 from anynan._apps.page.grid import BOTH, MOST, NAN, POSINF, TOP, UNREAD, ZERO, grids
 from anynan._apps.page.page import page
 from anynan._readings.history import Ring
-from anynan._readings.monitor import Monitor
 from anynan._readings.step import Step
 from anynan._runs.run import Run, of
 from anynan._steps.tracked import inside
-from anynan.events import Phase
 from tests.fake_adapter import track, training
+from tests.steps import run_of, sites_of, step_of
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 HALF = 65504.0
@@ -68,58 +66,36 @@ def failing(name: str = "blocks.0") -> Any:
     return tracker
 
 
-def synthetic(
-    steps: int,
-    layers: int,
-    value: Any,
-    dtype_max: float = HALF,
-    *,
-    training: bool = False,
-) -> Run:
+def synthetic(steps: int, layers: int, value: Any, *, training: bool = False) -> Run:
     """Make a run of readings: ``value`` gives each layer's magnitudes at a step."""
-    monitor, history = Monitor(anynan.Policy(), 0), Ring(steps, math.inf)
     names = [f"layers.{i // 10}.part{i % 10}" for i in range(layers)]
-    sites = [monitor.site(each, "forward", "output", "float16", dtype_max) for each in names]
+    sites = sites_of(names, HALF)
     if training:
-        sites += [monitor.site(each, "backward", "grad", "float16", dtype_max) for each in names]
-        ends: list[tuple[Phase, bool]] = [("backward", True), ("parameter", False)]
-        for phase, bound in ends:
-            sites += [
-                monitor.site(each, phase, "weight", "float32", 3e38, parameter=each, bound=bound)
-                for each in names
-            ]
-    calls = [0] * len(sites)
-    for step in range(steps):
-        rows = Step(step)
-        sizes = np.asarray(value(step, np.arange(len(sites))), np.float64)
-        rows.sites, rows.calls = sites, calls
-        rows.lo, rows.hi = (-sizes).tolist(), sizes.tolist()
-        history.append(rows)
-    return Run("Net", history, tuple(names), counts={"bad": 0, "suspect": 0, "expected": 0})
+        sites += [replace(site, phase="backward", tensor="grad") for site in sites]
+        weights = [replace(s, tensor="weight", parameter=s.layer) for s in sites[:layers]]
+        sites += [replace(site, phase="backward", bound=True) for site in weights]
+        sites += [replace(site, phase="parameter") for site in weights]
+        sites = [replace(site, index=index) for index, site in enumerate(sites)]
+
+    def step_at(step: int) -> Step:
+        sizes = np.asarray(value(step, np.arange(len(sites))), np.float64).tolist()
+        return step_of(step, *((site, -x, x) for site, x in zip(sites, sizes, strict=True)))
+
+    return run_of(names, map(step_at, range(steps)))
 
 
 def test_the_report_comes_first_then_picture_curves_and_numbers() -> None:
-    tracker = failing()
-    text = page(of(inside(tracker)))
+    text = page(of(inside(failing())))
     read = Reader(text)
     assert read.open == []
     words = read.words
-    places = [
-        words.index(part)
-        for part in (
-            "NaN first appeared",
-            "logarithm",
-            "Headroom, layer by",
-            "Growth",
-            "The numbers",
-        )
-    ]
+    parts = ("NaN first appeared", "logarithm", "Headroom, layer by", "Growth", "The numbers")
+    places = [words.index(part) for part in parts]
     assert places == sorted(places)
     assert len(text) < 500_000
     # A reader without scripts has the picture too.
-    images = [held["href"] for tag, held in read.tags if tag == "image"]
-    assert images
-    assert all((href or "").startswith("data:image/png;base64,") for href in images)
+    images = [str(held["href"]) for tag, held in read.tags if tag == "image"]
+    assert {href.partition(",")[0] for href in images} == {"data:image/png;base64"}
     assert words.count("it began here") == 1
 
 
@@ -143,11 +119,8 @@ def test_hostile_names_stay_text() -> None:
 
 
 def test_cells_tell_headroom_kind_and_what_was_not_read() -> None:
-    def value(step: int, i: Any) -> Any:
-        held = np.asarray([1.0, HALF, 0.0, math.nan, math.inf, 1e-7])
-        return held[i]
-
-    grid = grids(synthetic(1, 6, value))["forward"]
+    held = [1.0, HALF, 0.0, math.nan, math.inf, 1e-7]
+    grid = grids(synthetic(1, 6, lambda step, i: held))["forward"]
     bits = grid.bits()[:, 0]
     assert bits[0] == pytest.approx(math.log2(HALF), abs=0.02)
     assert bits[1] == 0
@@ -170,10 +143,7 @@ def test_the_latest_steps_have_a_column_each() -> None:
 
 
 def test_many_layers_are_put_together_under_their_parents() -> None:
-    def value(step: int, i: Any) -> Any:
-        return np.where((i == 7321) & (step == 5), math.nan, 1.0)
-
-    run = synthetic(8, 10_000, value)
+    run = synthetic(8, 10_000, lambda step, i: np.where((i == 7321) & (step == 5), math.nan, 1.0))
     grid = grids(run)["forward"]
     grouped = grid.grouped(1000)
     assert grouped.layers[732] == "layers.732.* (10)"
@@ -188,31 +158,14 @@ def test_many_layers_are_put_together_under_their_parents() -> None:
 
 def test_a_history_is_walked_once_for_each_thing_that_is_told() -> None:
     run = synthetic(300, 300, lambda step, i: 1.0 + i, training=True)
-    with counted(Ring, "entries") as calls, counted(Ring, "_reading") as readings:
+    walk = patch.object(Ring, "entries", autospec=True, side_effect=Ring.entries)
+    read = patch.object(Ring, "_reading", side_effect=Ring._reading)  # a static method
+    with walk as walks, read as readings:
         page(run)
-    assert len(calls) <= 14
+    assert 0 < walks.call_count <= 14
     # Single readings are made of the extremes and of the last step: not of every step.
-    assert len(readings) <= 4 * len(run.history.last())
+    assert 0 < readings.call_count <= 4 * len(run.history.last())
 
-
-@contextmanager
-def counted(owner: type, name: str) -> Iterator[list[None]]:
-    """Count the calls of a method."""
-    whole = inspect.getattr_static(owner, name)
-    calls: list[None] = []
-
-    def called(*args: Any) -> Any:
-        calls.append(None)
-        return function(*args)
-
-    function = getattr(owner, name)
-    with pytest.MonkeyPatch.context() as patch:
-        held = staticmethod(called) if isinstance(whole, staticmethod) else called
-        patch.setattr(owner, name, held)
-        yield calls
-
-
-# In a browser.
 
 WATCH = """
 <script>
@@ -263,28 +216,20 @@ def test_a_cell_is_read_with_the_keyboard_and_the_console_stays_empty(tmp_path: 
     assert re.fullmatch(r"\S+, step 4: \d+\.\d bits of headroom, magnitude \S+", read), read
 
 
-# The page of a comparison.
-
-
-def apart(name: str = "blocks.0") -> Comparison:
-    """Make a comparison of three layers, of which the second is beyond rounding."""
+def test_a_comparison_has_a_bar_for_every_layer_and_stands_alone(tmp_path: Path) -> None:
+    name = "</svg><script>alert(1)</script>\x1b[2J"
     rows = [
         Row(layer, layer, "Linear", 0, "forward", error, 1e-7, 0.5)
         for layer, error in (("embed", 1e-7), (name, 1e-3), ("head", math.inf))
     ]
-    return Comparison(rows[1], tuple(rows), notes=(f"{name} was seen",))
-
-
-def test_a_comparison_has_a_bar_for_every_layer_and_stands_alone(tmp_path: Path) -> None:
-    name = "</svg><script>alert(1)</script>\x1b[2J"
-    apart(name).to_html(tmp_path / "page.html")
+    compared = Comparison(rows[1], tuple(rows), notes=(f"{name} was seen",))
+    compared.to_html(tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text()
     read = Reader(text)
     assert read.open == []
     bars = [float(held["width"] or 0) for tag, held in read.tags if tag == "rect"]
     assert len(bars) == 3
-    assert bars == sorted(bars)
-    assert bars[0] < bars[1] / 2
+    assert bars[0] * 2 < bars[1] <= bars[2]
     assert not [tag for tag, _ in read.tags if tag == "script"]
     assert "\x1b" not in text
     assert not re.search(r"https?://(?!www\.w3\.org)|<link|@import|url\((?!#)", text)
