@@ -1,6 +1,5 @@
 """What a user of ``anynan.check`` sees: the object back, a report, or a clear refusal."""
 
-import contextlib
 import tracemalloc
 from dataclasses import dataclass
 from typing import Any
@@ -146,16 +145,12 @@ def test_an_unreadable_array_is_named_by_its_path() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "c8", "c16", "g", "bfloat16"])
-@pytest.mark.parametrize("bad", [False, True])
-def test_no_array_sized_temporary_in_any_dtype(dtype: str, bad: bool) -> None:
+def test_no_array_sized_temporary_in_any_dtype(dtype: str) -> None:
     x = np.ones(2**22, getattr(ml_dtypes, dtype, dtype))
-    if bad:
-        x[-1] = np.nan
-    with contextlib.suppress(anynan.NonFiniteError):
-        anynan.check(x[-2:])
+    x[-1] = np.nan
+    failure(anynan.check, x[-2:])
     tracemalloc.start()
-    with pytest.raises(anynan.NonFiniteError) if bad else contextlib.nullcontext():
-        anynan.check(x)
+    failure(anynan.check, x)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 2**20

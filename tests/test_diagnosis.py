@@ -22,7 +22,7 @@ MASK = Summary((2,), "float32", "cpu", 2, neginf=1, zero=1, first_bad=(0,))
 GOOD = (-1.0, 1.0)
 BAD = (math.nan, math.nan)
 
-Place = tuple[str, str | None, str, tuple[float, float]]
+Place = tuple[Any, str | None, str, tuple[float, float]]
 IN: Place = ("input", None, "args[0]", BAD)
 OUT: Place = ("forward", "", "output", GOOD)
 LAYER: Place = ("forward", "a", "output", BAD)

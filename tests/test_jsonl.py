@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import anynan
 from anynan._apps.runfile.messages import LINES_UNREADABLE
 from anynan._cli.commands import main
 from anynan._steps.tracked import inside
-from tests.fake_adapter import Layer, Model, track, training
+from tests.fake_adapter import track, training
 from tests.processes import python
 
 GOOD, BAD = [1.0, 2.0], [1.0, -2.0]  # the model takes a logarithm
@@ -35,18 +36,11 @@ def written(path: Path, **options: Any) -> Any:
     return tracker
 
 
-def lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
 def same(one: anynan.reports.History, other: anynan.reports.History) -> None:
-    pairs = list(zip(one, other, strict=True))
-    assert pairs
-    for a, b in pairs:
+    assert len(one)
+    for a, b in zip(one, other, strict=True):
         assert (a.step, a.order, a.call, a.kind) == (b.step, b.order, b.call, b.kind)
-        assert (a.site.place, a.site.dtype, a.site.bound) == (
-            b.site.place, b.site.dtype, b.site.bound,
-        )  # fmt: skip
+        assert replace(a.site, index=0, limit=0.0) == replace(b.site, index=0, limit=0.0)
         assert repr((a.absmax, a.norm)) == repr((b.absmax, b.norm))
 
 
@@ -58,9 +52,8 @@ def test_what_is_read_back_is_what_was_seen(tmp_path: Path) -> None:
     assert run.events == tracker.events
     assert (run.counts["bad"], run.damage, run.name) == (1, (), tracker.name)
     assert run.versions["anynan"] == anynan.__version__
-    for line in tracker.report().splitlines():
-        if line.startswith("  headroom"):
-            assert line in run.report()
+    told = re.findall(r"^  headroom.*$", tracker.report(), re.MULTILINE)
+    assert told and all(line in run.report() for line in told)
 
 
 def test_a_step_that_raises_is_in_the_file_with_its_event(tmp_path: Path) -> None:
@@ -71,8 +64,8 @@ def test_a_step_that_raises_is_in_the_file_with_its_event(tmp_path: Path) -> Non
     with pytest.raises(anynan.NonFiniteError):
         tracker(BAD)
     run = anynan.load(tmp_path / "run.jsonl")
-    assert len(run.events) == 1
-    assert run.events[0].operation is not None
+    (event,) = run.events
+    assert event.operation is not None
     seen = [*run.history.steps(), *([] if run.open is None else [run.open.number])]
     assert seen == [0, 1, 2]
     assert "the file has no end" in run.report()
@@ -87,13 +80,12 @@ def test_a_finished_run_can_be_written_afterwards(tmp_path: Path) -> None:
 
 
 def test_every_writes_one_step_in_so_many_and_the_bad_ones(tmp_path: Path) -> None:
-    model = Model(Layer("layer", ("log",)))
-    tracker = track(lambda batch: model(batch).loss(), model=model, action="record")
+    tracker = tracked(action="record")
     tracker.to_jsonl(tmp_path / "run.jsonl", every=4)
-    for step in range(12):
-        tracker(BAD if step == 6 else GOOD)
+    for batch in (*[GOOD] * 6, BAD):
+        tracker(batch)
     tracker.remove()
-    assert anynan.load(tmp_path / "run.jsonl").history.steps() == [0, 4, 6, 8]
+    assert anynan.load(tmp_path / "run.jsonl").history.steps() == [0, 4, 6]
     for wrong in (0, -1, 1.5, True):
         with pytest.raises(ValueError, match="whole number"):
             tracker.to_jsonl(tmp_path / "no.jsonl", every=wrong)
@@ -129,9 +121,8 @@ def test_a_file_of_something_else_is_one_clear_line(
     with pytest.raises(ValueError, match=says):
         anynan.load(tmp_path / "run.jsonl")
     assert main(["report", str(tmp_path / "run.jsonl")]) == 2
-    error = capsys.readouterr().err
+    (error,) = capsys.readouterr().err.splitlines()
     assert says in error
-    assert len(error.splitlines()) == 1
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no full disk here")
@@ -139,11 +130,10 @@ def test_a_full_disk_is_a_warning(tmp_path: Path) -> None:
     tracker = tracked(action="record")
     tracker.to_jsonl(tmp_path / "run.jsonl")
     tracker(GOOD)
-    inside(tracker).judge.record.listeners[0]._file.close()
-    inside(tracker).judge.record.listeners[0]._file = Path("/dev/full").open("w", encoding="utf-8")  # noqa: SIM115
-    with pytest.warns(
-        anynan.AnynanWarning, match=r"ends here, because it could not be written: OSError"
-    ):
+    writer = inside(tracker).judge.record.listeners[0]
+    writer._file.close()
+    writer._file = Path("/dev/full").open("w", encoding="utf-8")  # noqa: SIM115
+    with pytest.warns(anynan.AnynanWarning, match="because it could not be written: OSError"):
         tracker(BAD)
     tracker(GOOD)
     tracker.remove()
@@ -191,11 +181,10 @@ def test_the_page_names_every_line_and_field(tmp_path: Path) -> None:
     inside(tracker).judge.remark("of no matter")
     rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \| (.*) \|$", PAGE.read_text(), re.MULTILINE)
     fields = {name: said for names, said in rows for name in re.findall(r"\w+", names)}
-    found = lines(tmp_path / "run.jsonl")
+    found = list(map(json.loads, (tmp_path / "run.jsonl").read_text("utf-8").splitlines()))
     assert {line["type"] for line in found} >= {"run", "slots", "order", "step", "event", "end"}
     for line in found:
         for field in line.keys() - {"type"}:
             assert f"`{field}`" in fields[line["type"]], (line["type"], field)
-    (slots,) = [line["slots"] for line in found if line["type"] == "slots"][:1]
-    for field in slots[0]:
-        assert f"`{field}`" in fields["slots"]
+    slots = next(line["slots"] for line in found if line["type"] == "slots")
+    assert all(f"`{field}`" in fields["slots"] for field in slots[0])
