@@ -1,8 +1,6 @@
 """Tracked steps over the fake adapter, and what they are asked."""
 
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -60,22 +58,5 @@ def failure(call: Callable[..., Any], *args: Any) -> anynan.AnomalyError:
     return caught.value
 
 
-def repeat(call: Callable[[Any], Any], argument: Any, times: int) -> None:
-    for _ in range(times):
-        call(argument)
-
-
-@contextmanager
-def silence() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", anynan.AnynanWarning)
-        yield
-
-
-@contextmanager
-def lent_operations(layer: Layer, operations: tuple[str, ...]) -> Iterator[None]:
-    before, layer.operations = layer.operations, operations
-    try:
-        yield
-    finally:
-        layer.operations = before
+def event_of(tracker: Any, batch: Any) -> Any:
+    return failure(tracker, batch).event

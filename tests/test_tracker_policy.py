@@ -1,24 +1,17 @@
-"""What a tracker calls bad, and when it is asked to excuse it."""
-
-from typing import Any
+"""What a tracker calls bad, what is only a suspect, and what it is asked to excuse."""
 
 import numpy as np
+import pytest
 
 import anynan
-from tests.fake_adapter import Layer, Model, adapter_of, track
-from tests.fake_steps import BAD, failure, forward_only, make
-
-# What is legitimate.
+from anynan._readings.readings import Reading
+from anynan._steps.tracked import inside
+from tests.fake_adapter import Layer, Model, adapter_of
+from tests.fake_steps import BAD, INF, NAN, event_of, failure, forward_only, make, one, tracked
 
 
 def test_expect_excuses_its_kind_and_is_counted() -> None:
-    model = make()
-
-    def step(batch: Any) -> Any:
-        with anynan.expect(nan=True, reason="gaps in the sensor"):
-            return model(batch)
-
-    tracker = track(step, model=model)
+    tracker = forward_only(make())
     with anynan.expect(nan=True, reason="gaps in the sensor"):
         tracker(BAD)
         tracker(BAD)
@@ -38,7 +31,7 @@ def test_a_whitelist_entry_excuses_its_layers_kind_and_phase_only() -> None:
     assert "allowed   nan in 'a': known gap" in tracker.report()
     tracker.remove()
     elsewhere = anynan.Policy(allow=(anynan.Allow("b", "nan", "known gap"),))
-    assert failure(forward_only(model, policy=elsewhere), BAD).event.layer == "a"
+    assert event_of(forward_only(model, policy=elsewhere), BAD).layer == "a"
 
 
 def test_an_override_makes_another_layer_stricter() -> None:
@@ -48,9 +41,6 @@ def test_an_override_makes_another_layer_stricter() -> None:
     error = failure(tracker, [100.0])
     assert not isinstance(error, anynan.NonFiniteError)
     assert (error.event.layer, error.event.kind) == ("b", "large")
-
-
-# Suspects.
 
 
 def test_a_suspect_is_recorded_once_and_never_raises() -> None:
@@ -66,7 +56,7 @@ def test_a_suspect_is_recorded_once_and_never_raises() -> None:
 
 def test_a_suspect_becomes_the_origin_when_something_bad_follows() -> None:
     model = Model(Layer("logs", ("log",)), Layer("norm", ("multiply",), np.asarray(0.0)))
-    event = failure(forward_only(model), [0.0, 1.0]).event
+    event = event_of(forward_only(model), [0.0, 1.0])
     assert (event.layer, event.kind) == ("logs", "neginf")
     assert event.spread.surfaced == "forward norm"
     assert event.operation.name == "log"
@@ -83,5 +73,82 @@ def test_only_placed_values_are_downgraded_and_not_replayed_again() -> None:
 
 def test_a_placed_nan_that_leaves_its_layer_is_bad() -> None:
     model = Model(Layer("mask", ("masked_fill",)), Layer("b", ("nan_to_num",)))
-    event = failure(forward_only(model), BAD).event
+    event = event_of(forward_only(model), BAD)
     assert (event.layer, event.phase, event.operation.name) == ("mask", "forward", "masked_fill")
+
+
+def test_a_contained_origin_is_shown_as_a_suspect() -> None:
+    """The watcher of a second run saw a whole step, at the level of operations."""
+    other = forward_only(one("log", "nan_to_num"), action="record")
+    other(BAD)
+    site = inside(other).judge.monitor.site("layer", "forward", "output", "float64", None)
+    seen = adapter_of(other).replay(Reading(0, 0, 0, site, NAN, NAN))
+    tracker = forward_only(one("copy"))
+    inside(tracker).judge.operations(inside(tracker).judge.rows(), lambda: seen)
+    (event,) = tracker.events
+    assert (event.severity, event.layer, event.kind) == ("suspect", "layer", "nan")
+    assert event.operation.name == "log"
+    assert event.cause.tag == "log_of_negative"
+    assert event.notes == (
+        "contained: its bad values reached no layer output, loss or gradient [contained]",
+    )
+    assert tracker.count("suspect") == 1
+
+
+def test_a_jump_of_the_gradient_norm_warns() -> None:
+    _, tracker = tracked(one("multiply", weight=1.0), policy=anynan.Policy(spike=10))
+    for _ in range(6):
+        tracker([1.0])
+    with pytest.warns(anynan.AnynanWarning):
+        tracker([100.0])
+    (event,) = tracker.events
+    assert (event.kind, event.severity, event.step) == ("spike", "suspect", 6)
+    assert event.cause.tag == "exploding_gradient"
+
+
+def test_a_jump_that_the_policy_makes_bad_raises() -> None:
+    policy = anynan.Policy(spike=10, bad=("spike",))
+    model, tracker = tracked(one("multiply", weight=1.0), policy=policy)
+    for _ in range(6):
+        tracker([1.0])
+    error = failure(tracker, [100.0])
+    assert not isinstance(error, anynan.NonFiniteError)
+    assert error.event.kind == "spike"
+    assert model.updates == 6
+
+
+def test_missing_values_that_a_layer_fills_in_are_only_noted() -> None:
+    _, tracker = tracked(Model(Layer("fill", ("nan_to_num",)), Layer("head", ("copy",))))
+    for _ in range(3):
+        tracker([1.0, NAN, INF])
+    (event,) = tracker.events
+    assert (event.severity, event.phase, event.kind) == ("suspect", "input", "nan")
+    assert tracker.count("suspect") == 3
+    assert adapter_of(tracker).replays == 0
+
+
+def test_a_layer_that_hands_missing_values_on_is_not_to_blame() -> None:
+    model = Model(
+        Layer("scale", ("copy",)), Layer("fill", ("nan_to_num",)), Layer("head", ("copy",))
+    )
+    _, tracker = tracked(model)
+    for _ in range(3):
+        tracker([1.0, NAN])
+    assert tracker.count("bad") == 0
+    assert [event.phase for event in tracker.events] == ["input"]
+    assert adapter_of(tracker).replays == 1
+
+
+def test_data_that_a_layer_dealt_with_is_not_blamed_without_a_replay() -> None:
+    model = Model(Layer("fill", ("nan_to_num",)), Layer("head", ("log",)))
+    _, tracker = tracked(model, replay=False)
+    event = event_of(tracker, [1.0, NAN, 2.0])
+    assert event.phase == "backward"
+    assert "x came in bad, too" in event.notes[-1]
+
+
+def test_a_mask_that_comes_in_is_never_blamed() -> None:
+    _, tracker = tracked(one("log"), replay=False)
+    event = event_of(tracker, [-1.0, -INF])
+    assert (event.layer, event.phase) == ("layer", "forward")
+    assert tracker.count("suspect") == 1
