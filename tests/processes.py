@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import anynan
 
@@ -22,6 +23,12 @@ def python(*words: object, cwd: Path, timeout: float = 300) -> subprocess.Comple
         capture_output=True, encoding="utf-8", check=False, cwd=cwd, timeout=timeout,
         env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100"},
     )  # fmt: skip
+
+
+def ran(folder: Path, program: str, *words: str, options: tuple[str, ...] = ()) -> Any:
+    """Run a program under ``anynan run``."""
+    (folder / "p.py").write_text(program)
+    return python("-m", "anynan", "run", *options, "p.py", *words, cwd=folder)
 
 
 def frames_of_ours(said: str) -> list[str]:

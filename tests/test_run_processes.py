@@ -8,16 +8,16 @@ import pytest
 
 from anynan._apps.run.messages import NOTHING_WATCHED
 from anynan._apps.run.processes import program_in
-from tests.processes import python
+from tests.processes import ran
 from tests.tiers import first
 
 PYTHON = sys.executable
-OURS: dict[str, tuple[Any, int]] = {
-    "a script": ([PYTHON, "own.py", "--lr", "1"], 1),
-    "unbuffered": ((PYTHON, "-u", "-B", "own.py"), 3),
-    "a path": ([PYTHON, Path("own.py")], 1),
-    "a module": ([PYTHON, "-u", "-m", "package.train"], 2),
-}
+OURS: list[tuple[Any, int]] = [
+    ([PYTHON, "own.py", "--lr", "1"], 1),
+    ((PYTHON, "-u", "-B", "own.py"), 3),
+    ([PYTHON, Path("own.py")], 1),
+    ([PYTHON, "-u", "-m", "package.train"], 2),
+]
 OTHERS: dict[str, Any] = {
     "code": [PYTHON, "-c", "print(1)"],
     "a module of a library": [PYTHON, "-m", "pytest", "-x"],
@@ -47,25 +47,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.usefixtures("folder")
-@pytest.mark.parametrize("kind", OURS)
-def test_a_program_of_the_users_is_seen_in_a_command(kind: str) -> None:
-    args, at = OURS[kind]
-    assert program_in(args) == at
-
-
-@pytest.mark.usefixtures("folder")
-def test_what_is_no_program_of_the_users_is_left_as_it_is() -> None:
-    assert [kind for kind, args in OTHERS.items() if program_in(args)] == []
-    assert [
-        key for key, value in GIVEN.items() if program_in(OURS["a script"][0], **{key: value})
-    ] == []
+def test_a_program_of_the_users_is_seen_in_a_command_and_others_are_left_as_they_are() -> None:
+    assert [program_in(args) for args, _ in OURS] == [at for _, at in OURS]
     assert program_in([PYTHON, "train.py"], cwd="package") == 1
-
-
-def ran(folder: Path, program: str, *words: str, options: tuple[str, ...] = ()) -> Any:
-    """Run a program under ``anynan run``."""
-    (folder / "p.py").write_text(program)
-    return python("-m", "anynan", "run", *options, "p.py", *words, cwd=folder)
+    assert [kind for kind, args in OTHERS.items() if program_in(args)] == []
+    script, _ = OURS[0]
+    assert [key for key, value in GIVEN.items() if program_in(script, **{key: value})] == []
 
 
 ARRAYS = """
@@ -92,9 +79,8 @@ if __name__ == "__main__":
 def test_what_numpy_met_in_a_process_is_told_by_the_program(way: str, tmp_path: Path) -> None:
     done = ran(tmp_path, ARRAYS, way)
     assert done.returncode == 0, done.stderr
-    said = [line for line in done.stderr.splitlines() if line.startswith("anynan: ")]
-    assert len(said) == 1
-    assert said[0].endswith(" and 1 more: NumPy met: divide by zero in log at p.py:6")
+    (said,) = [line for line in done.stderr.splitlines() if line.startswith("anynan: ")]
+    assert said.endswith(" and 1 more: NumPy met: divide by zero in log at p.py:6")
 
 
 TRAIN = """

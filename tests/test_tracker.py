@@ -9,8 +9,10 @@ import anynan
 from tests.fake_adapter import Layer, Model
 from tests.fake_steps import BAD, GOOD, event_of, failure, forward_only, make, rooted, tracked
 
-TOLD = ("NaN first appeared in the forward pass of step 1", "blocks.0", "log", "fake_steps.py")
-TOLD += ("loss = model(batch).loss()", "negative", "fix", "embed: 1.99")
+TOLD = [
+    *("NaN first appeared in the forward pass of step 1", "blocks.0", "log", "fake_steps.py"),
+    *("loss = model(batch).loss()", "negative", "fix", "embed: 1.99"),
+]
 
 
 @pytest.mark.parametrize("read", ["auto", "immediate", "end"])

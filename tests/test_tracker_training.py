@@ -121,7 +121,7 @@ def test_a_bad_weight_that_a_layer_gives_out_unchanged_is_named() -> None:
     model = one("log", weight=1.0)
     tracker = forward_only(model)
     nothing = Replay([], [Sink("forward", "layer", "output", (), "nan")])
-    adapter_of(tracker).replay = lambda _: nothing  # type: ignore[method-assign]
+    adapter_of(tracker).replay = lambda reading: nothing  # type: ignore[method-assign]
     model.layers[0].weight = np.asarray(NAN)
     event = event_of(tracker, BAD)
     assert (event.phase, event.parameter) == ("parameter", "layer.weight")

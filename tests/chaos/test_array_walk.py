@@ -1,6 +1,7 @@
 """Random walks through array code, beside a twin that nobody tracks."""
 
 import copy
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,6 @@ from tests.flat import split
 
 pytestmark = [pytest.mark.tier(2), pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 
-SEEDS = st.integers(0, 999)
 OPTIONS = st.fixed_dictionaries(
     {"action": st.sampled_from(["record", "warn", "raise"])},
     optional={
@@ -43,8 +43,7 @@ class Simulation:
             elif way == "guarded":
                 y = np.where(y > 0.5, np.log(np.where(y > 0.5, y, 1.0)), 0.0)
             elif way == "raise":
-                msg = "of the user's own"
-                raise ValueError(msg)
+                raise ValueError("of the user's own")
             elif way == "in place":
                 y += 1
                 y[0] *= 2
@@ -58,14 +57,12 @@ class Walk(twins.Doors, RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        self.process = twins.process()
+        self.before = self.process()
         self.plain, self.tracked = Simulation(), Simulation()
         self.step: Any = self.tracked.forward
-        self.tracker: Any = None
-        self.was_bad = False
 
     @rule(
-        k=SEEDS,
+        k=twins.SEEDS,
         way=st.sampled_from(["", "", "guarded", "in place", "log", "raise"]),
         kind=st.sampled_from(["float64", "float32", "float16"]),
         place=st.sampled_from(["here", "thread", "quiet"]),
@@ -76,16 +73,10 @@ class Walk(twins.Doors, RuleBasedStateMachine):
         for side, function in ((self.plain, self.plain.forward), (self.tracked, self.step)):
             twins.seed(k)
 
-            def once(function: Any = function) -> Any:
-                return function(x, way)
-
+            once = partial(function, x, way)
             try:
-                with twins.quiet():
-                    if place == "quiet":
-                        with np.errstate(all="ignore"):
-                            result = twins.outcome(once)
-                    else:
-                        result = twins.threaded(once) if place == "thread" else twins.outcome(once)
+                with twins.quiet(), np.errstate(all="ignore" if place == "quiet" else None):
+                    result = (twins.threaded if place == "thread" else twins.outcome)(once)
             except anynan.AnomalyError:
                 assert side is self.tracked
                 assert self.was_bad
@@ -106,23 +97,9 @@ class Walk(twins.Doors, RuleBasedStateMachine):
         self.tracker = self.step = anynan.track(self.tracked.forward, **split(options))
         self.was_bad = bool(np.isnan(self.tracked.table["sum"]).any())
 
-    @precondition(lambda self: self.tracker is not None)
-    @rule()
-    def ask_for_everything(self) -> None:
-        tracker = self.tracker
-        assert tracker.report() and repr(tracker)
-        assert all(event.to_json() for event in tracker.events)
-        assert self.was_bad or not tracker.count("bad")
-
     def end(self) -> None:
         super().end()
         self.step = self.tracked.forward
-
-    def teardown(self) -> None:
-        if getattr(self, "tracker", None) is not None:
-            self.end()
-        if hasattr(self, "process"):
-            twins.assert_process(self.process, twins.process())
 
 
 def same(one: Any, two: Any) -> bool:

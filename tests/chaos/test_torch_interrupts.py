@@ -175,8 +175,7 @@ def test_ctrl_c_at_any_line_of_a_step(
             program.tracker.remove()
             twins.assert_process(before, torch_twins.process(), where)
             continue
-        # Afterwards it works as before.
-        program.mend()
+        program.mend()  # it works as before
         program.run()
         program.run()
         twins.assert_process(tracked, torch_twins.process(), where)
@@ -190,44 +189,48 @@ def test_ctrl_c_at_any_line_of_a_step(
         twins.assert_process(before, torch_twins.process(), where)
 
 
+def each_interrupt(begin: Any, act: Any, amount: str) -> Iterator[tuple[str, Any]]:
+    """Interrupt what is done with something at one line after the other, each time made anew."""
+    made = begin()
+    with Interrupt() as count:
+        act(made)
+    for place in places(count.places, amount):
+        made = begin()
+        with contextlib.suppress(KeyboardInterrupt), Interrupt(place) as interrupt:
+            act(made)
+        yield interrupt.where, made
+
+
 @pytest.mark.filterwarnings("ignore::anynan.AnynanWarning")
 # As the last reference goes, Python lets nothing out of a `__del__`.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @amounts
 def test_ctrl_c_at_any_line_of_remove(amount: str, handler: Any) -> None:
     """A second ``remove`` ends what the first began."""
-    target, options, _ = LATE
-    program = Program(target, **options)
-    program.run()
-    with Interrupt() as count:
-        program.tracker.remove()
-    before = torch_twins.process()
-    for place in places(count.places, amount):
-        program = Program(target, **options)
+
+    def begin() -> Program:
+        program = Program(LATE[0], **LATE[1])
         program.run()
-        with contextlib.suppress(KeyboardInterrupt), Interrupt(place) as interrupt:
-            program.tracker.remove()
+        return program
+
+    begin().tracker.remove()
+    before = torch_twins.process()
+    for where, program in each_interrupt(begin, lambda made: made.tracker.remove(), amount):
         program.tracker.remove()
-        assert not any(map(torch_twins.is_ours, hooks_of(program.model))), interrupt.where
-        twins.assert_process(before, torch_twins.process(), interrupt.where)
+        assert not any(map(torch_twins.is_ours, hooks_of(program.model))), where
+        twins.assert_process(before, torch_twins.process(), where)
 
 
 @pytest.mark.filterwarnings("ignore::anynan.AnynanWarning")
 @amounts
 def test_ctrl_c_at_any_line_of_track(amount: str, handler: Any) -> None:
-    model = torch.nn.Linear(2, 2)
-    with Interrupt() as count:
-        tracker = anynan.torch.track(model)
-    tracker.remove()
+    anynan.torch.track(torch.nn.Linear(2, 2)).remove()
     before = torch_twins.process()
-    for place in places(count.places, amount):
-        model = torch.nn.Linear(2, 2)
-        with contextlib.suppress(KeyboardInterrupt), Interrupt(place) as interrupt:
-            anynan.torch.track(model)
+    for where, model in each_interrupt(lambda: torch.nn.Linear(2, 2), anynan.torch.track, amount):
         with contextlib.suppress(ValueError):  # it is not tracked
             anynan.untrack(model)
-        assert not any(map(torch_twins.is_ours, hooks_of(model))), interrupt.where
-        twins.assert_process(before, torch_twins.process(), interrupt.where)
+        assert not any(map(torch_twins.is_ours, hooks_of(model))), where
+        twins.assert_process(before, torch_twins.process(), where)
 
 
 def hooks_of(model: Any) -> Iterator[Any]:

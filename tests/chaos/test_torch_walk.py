@@ -23,7 +23,6 @@ from tests.torch_adapter.training import assert_same  # noqa: E402
 
 pytestmark = pytest.mark.tier(2)
 
-SEEDS = st.integers(0, 999)
 OPTIONS = st.fixed_dictionaries(
     {"action": st.sampled_from(["record", "warn", "raise", "skip"])},
     optional={
@@ -67,7 +66,7 @@ class Walk(RuleBasedStateMachine):
     """Do the same with two models; track, pause, resume and untrack one of them."""
 
     @initialize(
-        k=SEEDS,
+        k=twins.SEEDS,
         checkpointed=st.sampled_from([None, "reentrant", "without"]),
         nested=st.booleans(),
         shared=st.booleans(),
@@ -80,8 +79,6 @@ class Walk(RuleBasedStateMachine):
         self.plain, self.tracked = Side(model), Side(copy.deepcopy(model))
         self.trackers: list[Any] = []
         self.was_bad = False
-
-    # What both do.
 
     def both(self, what: Callable[[Side, int], Any], k: int) -> None:
         results = []
@@ -108,19 +105,19 @@ class Walk(RuleBasedStateMachine):
         for word, one, two in zip(("result", "generators", "state"), *results, strict=True):
             assert_same(one, two, f"{what.__name__}: {word}")
 
-    @rule(k=SEEDS)
+    @rule(k=twins.SEEDS)
     def train(self, k: int) -> None:
         self.both(Side.train, k)
 
-    @rule(k=SEEDS, what=st.sampled_from(CALLS))
+    @rule(k=twins.SEEDS, what=st.sampled_from(CALLS))
     def call(self, k: int, what: Callable[[Side, int], Any]) -> None:
         self.both(what, k)
 
-    @rule(k=SEEDS, what=st.sampled_from(FAILURES))
+    @rule(k=twins.SEEDS, what=st.sampled_from(FAILURES))
     def fail(self, k: int, what: Callable[[Side, int], Any]) -> None:
         self.both(what, k)
 
-    @rule(k=SEEDS, what=st.sampled_from(CHANGES))
+    @rule(k=twins.SEEDS, what=st.sampled_from(CHANGES))
     def change(self, k: int, what: Callable[[Side, int], Any]) -> None:
         # Known: between a call and its update the watcher of operations has hooks on the layers
         # that are copied, and that no pickle takes.
@@ -130,15 +127,13 @@ class Walk(RuleBasedStateMachine):
         if not (watcher and what in COPIES):
             self.both(what, k)
 
-    @rule(k=SEEDS, armed=st.sampled_from(["forward", "backward", "raise"]))
+    @rule(k=twins.SEEDS, armed=st.sampled_from(["forward", "backward", "raise"]))
     def break_a_step(self, k: int, armed: str) -> None:
         for side in (self.plain, self.tracked):
             side.model.fault.armed = armed
         self.both(Side.train, k)
         for side in (self.plain, self.tracked):
             side.model.fault.armed = None
-
-    # What the one does that is tracked.
 
     def alone(self, what: Callable[[], Any]) -> Any:
         """Do something that must not be felt."""
@@ -158,22 +153,20 @@ class Walk(RuleBasedStateMachine):
         target = self.tracked.model.get_submodule(part)
         known = {id(inside(t).fn) for t in self.trackers if inside(t).judge.adapter is not None}
         if id(target) not in known:
-            tracker = self.alone(lambda: anynan.torch.track(target, **split(options)))
-            self.trackers += [tracker] if tracker is not None else []
+            self.begun(target, options)
 
     @precondition(lambda self: self.tracked.step == self.tracked.plain_step)
     @rule(options=OPTIONS)
     def track_the_step(self, options: dict[str, Any]) -> None:
-        tracker = self.alone(lambda: anynan.torch.track(self.tracked.plain_step, **split(options)))
-        if tracker is not None:
-            self.tracked.step = tracker
-            self.trackers.append(tracker)
+        self.tracked.step = self.begun(self.tracked.plain_step, options) or self.tracked.step
+
+    def begun(self, target: Any, options: dict[str, Any]) -> Any:
+        tracker = self.alone(lambda: anynan.torch.track(target, **split(options)))
+        self.trackers += [tracker] if tracker is not None else []
+        return tracker
 
     @precondition(lambda self: self.trackers)
-    @rule(
-        which=st.integers(0, 3),
-        what=st.sampled_from(twins.DOORS),
-    )
+    @rule(which=st.integers(0, 3), what=st.sampled_from(twins.DOORS))
     def use(self, which: int, what: str) -> None:
         tracker = self.trackers[which % len(self.trackers)]
         self.alone(getattr(tracker, what))

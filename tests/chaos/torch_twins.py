@@ -31,8 +31,7 @@ class Broken(Fault):
 
     def forward(self, x: Tensor, turn: int | None = None) -> Tensor:
         if self.armed == "raise":
-            msg = "of the user's own"
-            raise ValueError(msg)
+            raise ValueError("of the user's own")
         return super().forward(x)
 
 
@@ -76,8 +75,7 @@ def half_more(module: nn.Module, args: Any, out: Any) -> Any:
 
 
 def failing(*_: Any) -> None:
-    msg = "a hook of the user's own"
-    raise KeyError(msg)
+    raise KeyError("a hook of the user's own")
 
 
 class Side:
@@ -90,7 +88,7 @@ class Side:
         self.log: list[str] = []
         self.renew()
 
-    def renew(self) -> None:
+    def renew(self, k: int = 0) -> None:
         self.adam = torch.optim.Adam(self.model.parameters(), 1e-2)
         self.sgd = torch.optim.SGD(self.model.head.parameters(), 1e-2)
 
@@ -103,8 +101,6 @@ class Side:
 
     def loss(self, k: int) -> Tensor:
         return first(self.model(self.batch(k))).square().mean()
-
-    # Ways to train.
 
     def _step(self, k: int) -> Tensor:
         self.adam.zero_grad()
@@ -151,8 +147,6 @@ class Side:
         scaler.update()
         return loss.detach(), scaler.get_scale()
 
-    # Ways to call.
-
     def validate(self, k: int) -> Any:
         self.model.eval()
         with torch.no_grad():
@@ -186,8 +180,6 @@ class Side:
     def call_in_a_thread(self, k: int) -> Any:
         return twins.threaded(lambda: self._step(k))
 
-    # Exceptions of the program.
-
     def fail_in_backward(self, k: int) -> Any:
         out = first(self.model(self.batch(k)))
         if out.requires_grad:
@@ -199,13 +191,8 @@ class Side:
             self.loss(k)
 
     def fail_in_the_optimizer(self, k: int) -> Any:
-        handle = self.adam.register_step_pre_hook(failing)
-        try:
+        with self.adam.register_step_pre_hook(failing):
             self._step(k)
-        finally:
-            handle.remove()
-
-    # Changes of the model.
 
     def set_training(self, k: int) -> None:
         self.model.train(k % 2 == 0)
@@ -238,16 +225,11 @@ class Side:
         else:
             prune.random_unstructured(self.model.stem, "weight", 0.3)
 
-    def renew_optimizers(self, k: int) -> None:
-        self.renew()
-
     def reload(self, k: int) -> Any:
         weights = copy.deepcopy(self.model.state_dict())
         self.model.load_state_dict(weights)
         self.adam.load_state_dict(copy.deepcopy(self.adam.state_dict()))
         return list(weights), list(weights.values())
-
-    # Copies.
 
     def copy(self, k: int) -> Any:
         other = copy.deepcopy(self.model)
@@ -264,8 +246,6 @@ class Side:
         file.seek(0)
         return torch.load(file, weights_only=True)
 
-    # Hooks of the user's own.
-
     def hook(self, k: int) -> None:
         self.handles += [
             self.model.stem.register_forward_hook(heard),
@@ -277,8 +257,6 @@ class Side:
     def unhook(self, k: int) -> None:
         while self.handles:
             self.handles.pop().remove()
-
-    # What both must have in common.
 
     def state(self) -> dict[str, Any]:
         model = self.model
@@ -340,7 +318,7 @@ FAILURES: list[Callable[[Side, int], Any]] = [
 COPIES: list[Callable[[Side, int], Any]] = [Side.copy, Side.pickle]
 CHANGES: list[Callable[[Side, int], Any]] = [
     Side.set_training, Side.freeze, Side.change_dtype, Side.replace_a_part, Side.add_a_part,
-    Side.parametrize, Side.prune, Side.renew_optimizers, Side.reload, Side.save, Side.hook,
+    Side.parametrize, Side.prune, Side.renew, Side.reload, Side.save, Side.hook,
     Side.unhook, *COPIES,
 ]  # fmt: skip
 

@@ -20,6 +20,7 @@ import anynan
 
 # What a program may do with a tracker at any time.
 DOORS = ["pause", "resume", "flush", "clear", "report", "metrics", "remove"]
+SEEDS = st.integers(0, 999)
 
 
 @contextmanager
@@ -75,37 +76,6 @@ def _ours(found: Any) -> list[Any]:
     return [item for item in found if type(item).__module__.startswith("anynan")]
 
 
-class Doors:
-    """Use a tracker as a program may at any time; a mixin for walks that hold one.
-
-    Attributes:
-        tracker: The tracker, None while nothing is tracked.
-        was_bad: Whether a bad value is known to have come by.
-    """
-
-    tracker: Any = None
-    was_bad = False
-
-    @precondition(lambda self: self.tracker is not None)
-    @rule(what=st.sampled_from(DOORS))
-    def use(self, what: str) -> None:
-        with quiet():
-            try:
-                getattr(self.tracker, what)()
-            except anynan.AnomalyError:
-                assert self.was_bad
-        if what == "remove":
-            self.end()
-
-    def end(self) -> None:
-        """Remove the tracker."""
-        with quiet():
-            self.tracker.remove()
-        assert self.was_bad or not self.tracker.count("bad")
-        assert all(event.to_json() for event in self.tracker.events)
-        self.tracker = None
-
-
 def process() -> dict[str, Any]:
     """Give what a program shares with all others in its process."""
     return {
@@ -126,3 +96,44 @@ def assert_process(before: dict[str, Any], after: dict[str, Any], where: str = "
     """Compare what a process was with what it is, and name what differs."""
     changed = {key: (before[key], after[key]) for key in before if before[key] != after[key]}
     assert not changed, f"{where}: {changed}"
+
+
+class Doors:
+    """Use a tracker as a program may at any time; a mixin for walks that hold one.
+
+    Attributes:
+        before: What the process was like, once the walk has begun.
+        tracker: The tracker, None while nothing is tracked.
+        was_bad: Whether a bad value is known to have come by.
+    """
+
+    before: Any = None
+    tracker: Any = None
+    was_bad = False
+    process = staticmethod(process)
+
+    @precondition(lambda self: self.tracker is not None)
+    @rule(what=st.sampled_from(DOORS))
+    def use(self, what: str) -> None:
+        with quiet():
+            try:
+                getattr(self.tracker, what)()
+            except anynan.AnomalyError:
+                assert self.was_bad
+        if what == "remove":
+            self.end()
+
+    def end(self) -> None:
+        """Remove the tracker."""
+        with quiet():
+            self.tracker.remove()
+        assert self.was_bad or not self.tracker.count("bad")
+        assert all(event.to_json() for event in self.tracker.events)
+        assert self.tracker.report() and repr(self.tracker)
+        self.tracker = None
+
+    def teardown(self) -> None:
+        if self.tracker is not None:
+            self.end()
+        if self.before is not None:
+            assert_process(self.before, self.process())
