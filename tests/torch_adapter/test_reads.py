@@ -10,8 +10,6 @@ import anynan
 from tests.failing import failure
 from tests.torch_adapter.training import Count
 
-# Cost that can be counted.
-
 
 @pytest.mark.parametrize(
     ("loss", "reads"),

@@ -1,10 +1,8 @@
 """``level="step"``: nothing inside a model is touched, and the report is the same."""
 
 import signal
-import subprocess
-import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -14,6 +12,7 @@ from torch._dynamo.utils import counters
 
 import anynan
 from tests.failing import failure
+from tests.processes import ROOT, python
 from tests.torch_adapter.training import LINES, Fault, seed
 
 pytestmark = pytest.mark.tier(2)
@@ -22,13 +21,20 @@ pytestmark = pytest.mark.tier(2)
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.first = nn.Linear(4, 4)
-        self.norm = nn.BatchNorm1d(4)
-        self.fault = Fault()
-        self.last = nn.Linear(4, 1)
+        self.first, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
+        self.fault, self.last = Fault(), nn.Linear(4, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.last(self.fault(self.norm(self.first(x))))
+
+
+@pytest.fixture(autouse=True)
+def _compiles_anew() -> Iterator[None]:
+    torch.compiler.reset()
+    counters.clear()
+    seed()
+    yield
+    torch.compiler.reset()
 
 
 def training(model: nn.Module) -> Callable[[], torch.Tensor]:
@@ -44,20 +50,15 @@ def training(model: nn.Module) -> Callable[[], torch.Tensor]:
     return step
 
 
-def hooks(model: nn.Module) -> dict[str, int]:
-    return {
-        name: len(module._forward_hooks) + len(module._forward_pre_hooks)
-        for name, module in model.named_modules()
-        if module._forward_hooks or module._forward_pre_hooks
-    }
-
-
 def test_only_the_model_itself_has_hooks() -> None:
+    def hooked() -> set[str]:
+        parts = model.named_modules()
+        return {name for name, each in parts if each._forward_hooks or each._forward_pre_hooks}
+
     model = Net()
-    tracker = anynan.torch.track(model, level="step")
-    assert set(hooks(model)) == {""}
-    tracker.remove()
-    assert not hooks(model)
+    with anynan.torch.track(model, level="step"):
+        assert hooked() == {""}
+    assert not hooked()
 
 
 def compiled_graphs(way: str, level: str | None) -> tuple[int, list[int], int]:
@@ -71,17 +72,15 @@ def compiled_graphs(way: str, level: str | None) -> tuple[int, list[int], int]:
         return graph.forward
 
     seed()
-    model = Net()
-    step_model: nn.Module = model
+    model: Any = Net()
     if way == "outer":
-        step_model = torch.compile(model, backend=backend)  # type: ignore[assignment]
+        model = torch.compile(model, backend=backend)
     else:
         model.compile(backend=backend)
-    step = training(step_model)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", anynan.AnynanWarning)
+    step = training(model)
+    with warnings.catch_warnings(action="error", category=anynan.AnynanWarning):
         if level is not None:
-            anynan.torch.track(step_model, level=level)
+            anynan.torch.track(model, level=level)
         for _ in range(3):
             step()
     return len(sizes), sizes, sum(counters["graph_break"].values())
@@ -91,44 +90,29 @@ def compiled_graphs(way: str, level: str | None) -> tuple[int, list[int], int]:
 def test_a_compiled_graph_is_the_one_without_anynan(way: str) -> None:
     plain = compiled_graphs(way, None)
     assert compiled_graphs(way, "step") == plain
-    torch.compiler.reset()
 
 
 def test_graphs_that_are_there_are_used_and_the_fault_is_named() -> None:
-    torch.compiler.reset()
-    counters.clear()
-    seed()
     model = Net()
     compiled = torch.compile(model, backend="eager")
     step = training(compiled)
     step()
     graphs = counters["stats"]["unique_graphs"]
-    tracker = anynan.torch.track(compiled, level="step")
-    step()
-    assert counters["stats"]["unique_graphs"] == graphs, "nothing is compiled again"
-    with torch.no_grad():
-        model.last.weight.fill_(3e38)
-    event = failure(step)
-    assert event.layer == "last"
-    tracker.remove()
-    torch.compiler.reset()
+    with anynan.torch.track(compiled, level="step"):
+        step()
+        assert counters["stats"]["unique_graphs"] == graphs, "nothing is compiled again"
+        model.last.weight.data.fill_(3e38)
+        assert failure(step).layer == "last"
 
 
 def test_a_model_called_inside_compiled_code_is_watched_by_its_gradients_and_that_is_said() -> None:
-    torch.compiler.reset()
-    seed()
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
-    compiled = torch.compile(model, backend="eager")  # before it is tracked: not followed
-    tracker = anynan.torch.track(model, level="step")
-    step = training(compiled)
-    with pytest.warns(anynan.AnynanWarning, match=r"track what torch\.compile returned"):
-        step()
-    with torch.no_grad():
-        model[1].weight.fill_(3e38)
-    with pytest.raises(anynan.NonFiniteError):
-        step()
-    tracker.remove()
-    torch.compiler.reset()
+    step = training(torch.compile(model, backend="eager"))  # before it is tracked: not followed
+    with anynan.torch.track(model, level="step"):
+        with pytest.warns(anynan.AnynanWarning, match=r"track what torch\.compile returned"):
+            step()
+        model[1].weight.data.fill_(3e38)
+        failure(step)
 
 
 # Where the process compiled anything, the call may be in there, which is a warning.
@@ -158,10 +142,7 @@ for phase in ("forward", "backward"):
 
 @pytest.mark.multiprocess
 def test_parts_that_are_called_past_the_model_are_watched_from_the_second_step() -> None:
-    run = subprocess.run(
-        [sys.executable, "-W", "error", "-c", UNCOMPILED],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    run = python("-W", "error", "-c", UNCOMPILED, cwd=ROOT)
     told = [line for way, text in LINES.items() for line in (f"3 {way} fault {text}", "True")]
     assert run.stdout.splitlines() == told, run.stderr
 
@@ -169,20 +150,15 @@ def test_parts_that_are_called_past_the_model_are_watched_from_the_second_step()
 @pytest.mark.filterwarnings("ignore:anynan. anynan did not see the model's own call")
 def test_of_weights_alone_the_likeliest_is_named_and_that_it_is_likely_is_said() -> None:
     """Parts that are called past the model leave no call to run again."""
-    seed()
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    tracker = anynan.torch.track(model, level="step")
     model.fault.armed = "backward"
-    model.last(model.fault(model.norm(model.first(torch.randn(8, 4))))).square().mean().backward()
-    with pytest.raises(anynan.NonFiniteError) as caught:
-        optimizer.step()
-    tracker.remove()
-    event = caught.value.event
+    with anynan.torch.track(model, level="step"):
+        x = model.norm(model.first(torch.randn(8, 4)))
+        model.last(model.fault(x)).square().mean().backward()
+        event = failure(optimizer.step)
     assert (event.layer, event.phase, event.parameter) == ("norm", "backward", "norm.bias")
-    assert event.operation is None
-    assert event.summary.shape == (4,)
-    assert not event.trail
+    assert (event.operation, event.summary.shape, event.trail) == (None, (4,), ())
     assert event.notes[-1] == (
         "the gradients of 4 of 6 weights are bad, and it is not known which was first, probably "
         "that of norm.bias: mostly a backward pass runs up the model's list; level='layer' reads "
@@ -194,7 +170,6 @@ def test_of_weights_alone_the_likeliest_is_named_and_that_it_is_likely_is_said()
 def test_a_clean_step_seldom_takes_over_the_handler_of_interrupts(
     way: str, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seed()
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
     step = training(model)
     with anynan.torch.track(model if way == "model" else step) as tracker:

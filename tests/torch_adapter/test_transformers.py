@@ -20,8 +20,8 @@ class Net(nn.Module):
     """Go bad at the fifth batch, in one of several places."""
 
     def __init__(self, where: str = "") -> None:
-        super().__init__()
         torch.manual_seed(0)
+        super().__init__()
         self.where, self.linear = where, nn.Linear(4, 4)
         self.register_buffer("seen", torch.zeros(()))
 
@@ -40,6 +40,13 @@ FAULTS = {
 }
 
 
+def arguments_of(folder: Any, **more: Any) -> Any:
+    return transformers.TrainingArguments(
+        str(folder), per_device_train_batch_size=2, report_to=[], save_strategy="no",
+        use_cpu=True, disable_tqdm=True, remove_unused_columns=False, **more,
+    )  # fmt: skip
+
+
 def trainer(net: Net, folder: Any, callbacks: Any = (), **arguments: Any) -> Any:
     # Here, and not when the tests are collected: what a Trainer imports takes seconds.
     class Trainer(transformers.Trainer):
@@ -54,27 +61,20 @@ def trainer(net: Net, folder: Any, callbacks: Any = (), **arguments: Any) -> Any
             net.seen += 1
             return loss
 
-    chosen = transformers.TrainingArguments(
-        str(folder), per_device_train_batch_size=2, num_train_epochs=2, report_to=[],
-        save_strategy="no", use_cpu=True, disable_tqdm=True, remove_unused_columns=False,
-        **arguments,
-    )  # fmt: skip
+    chosen = arguments_of(folder, num_train_epochs=2, **arguments)
     data = [{"x": row} for row in torch.randn(16, 4)]
     return Trainer(net, chosen, train_dataset=data, callbacks=list(callbacks))
 
 
 @pytest.mark.parametrize("where", FAULTS)
-def test_the_monitor_names_the_operation_and_stops_with_good_weights(
-    where: str, tmp_path: Any
-) -> None:
+def test_the_monitor_names_the_operation_and_stops_with_good_weights(where, tmp_path) -> None:
     net, monitor = Net(where), anynan.transformers.Monitor()
     made = trainer(net, tmp_path, [monitor])
     made.train()
     event = monitor.events[0]
     assert (event.layer, event.phase, event.operation.name) == FAULTS[where]
     assert event.operation.source.file == __file__
-    assert event.step == 4
-    assert "global_step 4 of train" in event.notes
+    assert event.step == 4 and "global_step 4 of train" in event.notes
     assert made.state.global_step == 5
     assert all(p.isfinite().all() for p in net.parameters())
     assert (tmp_path / "checkpoint-5").is_dir()
@@ -86,9 +86,7 @@ def test_the_monitor_names_the_operation_and_stops_with_good_weights(
     {"gradient_accumulation_steps": 2, "max_grad_norm": 0.1},
     {"logging_nan_inf_filter": True, "logging_steps": 1},
 ])  # fmt: skip
-def test_accumulation_clipping_and_the_filtered_log_hide_nothing(
-    where: str, arguments: Any, tmp_path: Any
-) -> None:
+def test_accumulation_clipping_and_the_filtered_log_hide_nothing(where, arguments, tmp_path):
     net, monitor = Net(where), anynan.transformers.Monitor(save=False)
     trainer(net, tmp_path, [monitor], **arguments).train()
     event = monitor.events[0]
@@ -97,15 +95,12 @@ def test_accumulation_clipping_and_the_filtered_log_hide_nothing(
     assert all(p.isfinite().all() for p in net.parameters())
 
 
-def test_a_trainer_that_is_tracked_names_its_own_step_beside_that_of_the_batch(
-    tmp_path: Any,
-) -> None:
+def test_a_trainer_that_is_tracked_names_its_own_step_beside_that_of_the_batch(tmp_path) -> None:
     made = trainer(Net("loss"), tmp_path, gradient_accumulation_steps=2)
     with anynan.transformers.track(made, action="record") as tracker:
         made.train()
     event = tracker.events[0]
-    assert event.step == 4  # the batches
-    assert "global_step 2 of train" in event.notes
+    assert event.step == 4 and "global_step 2 of train" in event.notes  # 4 batches
     assert " bad in 16 steps" in tracker.report()  # the batches of two epochs
     assert tracker.where == f"global_step {made.state.global_step} of train"
 
@@ -149,9 +144,7 @@ class Tuner(transformers.Trainer):
 """
 
 
-def test_what_a_trainer_of_another_library_counts_is_put_back(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_trainer_of_another_library_counts_is_put_back(tmp_path, monkeypatch) -> None:
     folder = tmp_path / "site-packages"
     folder.mkdir()
     (folder / "a_tuner.py").write_text(LIBRARY)
@@ -160,11 +153,8 @@ def test_what_a_trainer_of_another_library_counts_is_put_back(
 
     counted = []
     for watch in (False, True):
-        arguments = transformers.TrainingArguments(
-            str(tmp_path), max_steps=4, report_to=[], save_strategy="no", use_cpu=True,
-            disable_tqdm=True, remove_unused_columns=False, per_device_train_batch_size=2,
-        )  # fmt: skip
-        made = library.Tuner(Net(), arguments, train_dataset=[{"x": torch.ones(4)}] * 16)
+        chosen = arguments_of(tmp_path, max_steps=4)
+        made = library.Tuner(Net(), chosen, train_dataset=[{"x": torch.ones(4)}] * 16)
         if watch:
             tracker = anynan.transformers.track(made, action="record")
         made.train()
