@@ -147,7 +147,7 @@ def test_layers_that_never_ran_are_listed() -> None:
             return self["used"](x)
 
     model = Outer({"used": nn.Linear(2, 2), "idle": nn.Linear(2, 2)})
-    with anynan.torch.track(model) as tracker:
+    with anynan.torch.track(model) as tracker, torch.no_grad():
         model(torch.randn(1, 2))
         text = tracker.report()
     assert "idle" in text and "used" not in text.partition("idle")[2]

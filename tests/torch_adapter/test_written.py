@@ -1,7 +1,6 @@
 """A NaN that the code itself writes: no operation makes it, and it is bad wherever it leaves."""
 
 import math
-import warnings
 from collections.abc import Callable
 
 import numpy as np
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import anynan
+from tests.failing import failure
 
 TABLE = torch.tensor([1.0, math.nan, 2.0])
 
@@ -20,15 +20,15 @@ def overwritten(x: Tensor) -> Tensor:
     return x
 
 
-WRITES: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
-    "factor": (lambda x: x * math.nan, "written_constant"),
-    "NumPy factor": (lambda x: x * np.float32(math.nan), "written_constant"),
-    "tensor": (lambda x: x + torch.tensor(math.nan), "written_constant"),
-    "full": (lambda x: torch.full_like(x, math.nan), "written_constant"),
-    "where": (lambda x: torch.where(x.isfinite(), math.nan, x), "written_constant"),
-    "masked_fill": (lambda x: x.masked_fill(x.isfinite(), math.nan), "written_constant"),
-    "assignment": (overwritten, "written_constant"),
-    "table": (lambda x: x + TABLE, "bad_input"),
+WRITES: dict[str, Callable[[Tensor], Tensor]] = {
+    "factor": lambda x: x * math.nan,
+    "NumPy factor": lambda x: x * np.float32(math.nan),
+    "tensor": lambda x: x + torch.tensor(math.nan),
+    "full": lambda x: torch.full_like(x, math.nan),
+    "where": lambda x: torch.where(x.isfinite(), math.nan, x),
+    "masked_fill": lambda x: x.masked_fill(x.isfinite(), math.nan),
+    "assignment": overwritten,
+    "table": lambda x: x + TABLE,
 }
 
 
@@ -41,21 +41,18 @@ class Body(nn.Module):
         return self.body(x)
 
 
+@pytest.mark.filterwarnings("ignore:anynan. no module was found")
 @pytest.mark.parametrize("what", list(WRITES))
 @pytest.mark.parametrize("level", ["layer", "operation"])
 @pytest.mark.parametrize("inside", [True, False])
 def test_it_is_bad_where_it_leaves_a_layer_or_a_step(what: str, level: str, inside: bool) -> None:
-    body, cause = WRITES[what]
+    body = WRITES[what]
     model = nn.Sequential(nn.Linear(3, 3), Body(body), nn.Linear(3, 2), nn.Softmax(-1))
     tracker = anynan.torch.track(model if inside else body, level=level)
-    with pytest.raises(anynan.NonFiniteError) as caught, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "anynan: no module was found")
-        tracker(torch.ones(2, 3))
-        tracker.flush()
-    event = caught.value.event
+    event = failure(tracker, torch.ones(2, 3))
     where = ("1", "forward") if inside else (None, "loss")
     assert (event.layer, event.phase, event.kind) == (*where, "nan")
-    assert event.cause.tag == cause
+    assert event.cause.tag == ("bad_input" if what == "table" else "written_constant")
     assert event.operation.source.file == __file__
 
 
