@@ -10,12 +10,7 @@ from anynan._base.summary import Summary
 from anynan._diagnosis.lineage import OpRecord
 from anynan._diagnosis.messages import OPERATION_BLIND
 from anynan._diagnosis.operands import at_first_nan
-from anynan._diagnosis.records import (
-    Builder,
-    Given,
-    Origin,
-    add_masked_rows,
-)
+from anynan._diagnosis.records import Builder, Given, Origin, add_masked_rows
 
 NAN, INF = float("nan"), float("inf")
 KNOWN = Summary((2,), "float64", "cpu", 2, nan=1)
@@ -29,13 +24,8 @@ def origin(given: Given, _record: OpRecord) -> Origin:
     return Origin((3,)) if given.key == "written" else Origin((), "input", given.name)
 
 
-def begun(name: str = "log", index: int = 5) -> OpRecord:
-    return OpRecord(index, name, name, "layer", "forward", None)
-
-
-def builder(told: list[str] | None = None) -> Builder:
-    heard: list[str] = [] if told is None else told
-    return Builder(full, origin, heard.append)
+def begun(name: str = "log") -> OpRecord:
+    return OpRecord(5, name, name, "layer", "forward", None)
 
 
 def _no_wider_form() -> Any:
@@ -52,9 +42,8 @@ def _no_wider_form() -> Any:
     ],
 )
 def test_whatever_a_wider_run_gives_is_measured_and_ends_no_report(run: Any, wide: Any) -> None:
-    made = Given("result", np.array([INF]))
-    record = builder().describe(begun("exp"), made, [], wide=lambda _: run())
-    assert record.wide == wide
+    made, builder = Given("result", np.array([INF])), Builder(full, origin, print)
+    assert builder.describe(begun("exp"), made, [], wide=lambda _: run()).wide == wide
 
 
 def test_what_cannot_be_described_is_told() -> None:

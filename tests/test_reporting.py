@@ -2,6 +2,8 @@
 
 import io
 import itertools
+import json
+import math
 import os
 import re
 from dataclasses import replace
@@ -33,11 +35,9 @@ OVERWRITE = os.environ.get("ANYNAN_OVERWRITE_GOLDEN") == "1"
 
 
 def array(shape: tuple[int, ...], dtype: str = "float32", **fields: Any) -> Summary:
-    size = 1
-    for length in shape:
-        size *= length
-    lows = [abs(fields[key]) for key in ("min", "max") if key in fields]
-    return Summary(shape, dtype, "cpu", size, **{"absmax": max(lows, default=None), **fields})
+    ends = [abs(fields[key]) for key in ("min", "max") if key in fields]
+    largest = {"absmax": max(ends, default=None), **fields}
+    return Summary(shape, dtype, "cpu", math.prod(shape), **largest)
 
 
 def line(number: int, function: str, text: str, via: str | None = None) -> Source:
@@ -46,11 +46,7 @@ def line(number: int, function: str, text: str, via: str | None = None) -> Sourc
 
 def event(record: OpRecord | None = None, **fields: Any) -> Event:
     """Build an event as the diagnosis does, its cause from the table."""
-    known = {
-        key: fields.pop(key)
-        for key in ("rows", "growth", "gradient", "state", "scale", "surfaced")
-        if key in fields
-    }
+    known = {key: fields.pop(key) for key in ("rows", "growth", "gradient") if key in fields}
     then = fields.pop("then", None)
     whole = {
         "backend": "numpy",
@@ -244,45 +240,38 @@ def test_a_narrow_terminal_breaks_no_word(name: str, monkeypatch: pytest.MonkeyP
     assert all(len(row) <= 60 for row in narrow.splitlines()[1:]), narrow
     # A long line of code is cut, with dots where it was; evidence may get a row of its own.
     words = {*whole.replace(":", " ").split(), *whole.split(), "...", "seen"}
-    operation = EVENTS[name].operation
-    code = "" if operation is None or operation.source is None else operation.source.text
+    made: Any = EVENTS[name].operation
+    code = made.source.text if made and made.source else ""
     assert [word for word in narrow.split() if word not in words and word not in code] == []
+
+
+def printed(event: Event, **options: Any) -> str:
+    """Give what rich prints of a report."""
+    from rich.console import Console
+
+    out = io.StringIO()
+    Console(file=out, legacy_windows=False, **options).print(render_rich(event))
+    return out.getvalue()
 
 
 @pytest.mark.parametrize("name", EVENTS)
 def test_rich_says_the_same(name: str) -> None:
-    from rich.console import Console
-
-    out = io.StringIO()
-    console = Console(file=out, width=40, legacy_windows=False, soft_wrap=True)
-    console.print(render_rich(EVENTS[name]))
-    assert out.getvalue() == render(EVENTS[name]) + "\n"
+    assert printed(EVENTS[name], width=40, soft_wrap=True) == render(EVENTS[name]) + "\n"
 
 
 def test_only_a_terminal_gets_colours(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rich.console import Console
-
-    def shown(*, terminal: bool) -> str:
-        out = io.StringIO()
-        Console(file=out, force_terminal=terminal, legacy_windows=False).print(
-            render_rich(EVENTS["forward_nan"])
-        )
-        return out.getvalue()
-
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    assert "\x1b[1;31m" in shown(terminal=True)
-    assert "\x1b[" not in shown(terminal=False)
+    assert "\x1b[1;31m" in printed(EVENTS["forward_nan"], force_terminal=True)
+    assert "\x1b[" not in printed(EVENTS["forward_nan"], force_terminal=False)
     monkeypatch.setenv("NO_COLOR", "1")
-    assert "31m" not in shown(terminal=True)
+    assert "31m" not in printed(EVENTS["forward_nan"], force_terminal=True)
 
 
 def test_markdown_can_be_pasted_into_an_issue() -> None:
     title, _, rest = render(EVENTS["forward_nan"]).partition("\n\n")
     assert render_markdown(EVENTS["forward_nan"]) == f"**{title}**\n\n```text\n{rest}\n```\n"
-    operation = EVENTS["forward_nan"].operation
-    assert operation is not None
-    code = replace(operation, source=line(1, "f", "exec('```')"))  # it ends no fence
+    code = replace(operation(SOFTMAX), source=line(1, "f", "exec('```')"))  # it ends no fence
     assert "\n````text\n" in render_markdown(replace(EVENTS["forward_nan"], operation=code))
 
 
@@ -300,44 +289,36 @@ def test_every_phase_and_kind_has_a_sentence(phase: Any) -> None:
         assert whole.startswith("Suspect: ") == (severity == "suspect" and expected is None)
 
 
-@pytest.mark.parametrize(
-    ("fields", "sentence"),
-    [
-        ({}, "NaN first appeared in the forward pass of step 5"),
-        (
-            {"phase": "loss", "kind": "posinf", "tensor": "loss"},
-            "+Inf first appeared in the loss of step 5",
-        ),
-        ({"phase": "loss", "step": 0}, "NaN first appeared outside every layer"),
-        (
-            {"phase": "loss", "operation": operation(LOG), "tensor": "loss"},
-            "NaN first appeared in `loss_fn`, outside every layer, at step 5",
-        ),
-        (
-            {"phase": "loss", "target": "function preprocess"},
-            "NaN first appeared in `preprocess`, outside every layer, at step 5",
-        ),
-        (
-            {"layer": "", "target": "function preprocess", "operation": operation(LOG)},
-            "NaN first appeared in `loss_fn`, at step 5",
-        ),
-        ({"phase": "backward"}, "NaN first appeared in the backward pass of step 5"),
-        ({"phase": "input"}, "NaN came in with the batch of step 5"),
-        ({"phase": "parameter"}, "NaN was already in a weight at step 5"),
-        (
-            {"phase": "parameter", "parameter": "norm.running_mean"},
-            "NaN was already in a running statistic at step 5",
-        ),
-        (
-            {"phase": "optimizer", "kind": "posinf"},
-            "+Inf was written into a weight by the optimizer at step 5",
-        ),
-        ({"phase": "value", "tensor": "x"}, "NaN found in x"),
-    ],
-)
-def test_headlines(fields: dict[str, Any], sentence: str) -> None:
+MADE, TARGET = {"operation": operation(LOG)}, {"target": "function preprocess"}
+HEADLINES: dict[str, dict[str, Any]] = {
+    "NaN first appeared in the forward pass of step 5": {},
+    "NaN first appeared in the loss of step 5": {"phase": "loss", "tensor": "loss"},
+    "NaN first appeared outside every layer": {"phase": "loss", "step": 0},
+    "NaN first appeared in `loss_fn`, outside every layer, at step 5": {"phase": "loss", **MADE},
+    "NaN first appeared in `preprocess`, outside every layer, at step 5": {
+        "phase": "loss",
+        **TARGET,
+    },
+    "NaN first appeared in `loss_fn`, at step 5": {"layer": "", **TARGET, **MADE},
+    "NaN first appeared in the backward pass of step 5": {"phase": "backward"},
+    "NaN came in with the batch of step 5": {"phase": "input"},
+    "NaN was already in a weight at step 5": {"phase": "parameter"},
+    "NaN was already in a running statistic at step 5": {
+        "phase": "parameter",
+        "parameter": "norm.running_mean",
+    },
+    "+Inf was written into a weight by the optimizer at step 5": {
+        "phase": "optimizer",
+        "kind": "posinf",
+    },
+    "NaN found in x": {"phase": "value", "tensor": "x"},
+}
+
+
+@pytest.mark.parametrize("sentence", HEADLINES)
+def test_headlines(sentence: str) -> None:
     bare = Event("numpy", None, "forward", "nan", "bad", 5)
-    assert headline(replace(bare, **fields)) == sentence
+    assert headline(replace(bare, **HEADLINES[sentence])) == sentence
 
 
 def test_where_it_surfaced_is_no_second_place() -> None:
@@ -345,10 +326,8 @@ def test_where_it_surfaced_is_no_second_place() -> None:
     assert "spread" not in render(loss)
     assert "layer" not in render(replace(loss, cause=None)).split("\n", 1)[1]
     assert "it surfaced at the loss" in render(replace(loss, spread=Spread(0, "the loss")))
-    own = Event(
-        "numpy", "", "forward", "nan", "bad", 5, target="function f",
-        spread=Spread(0, "forward (the model itself)"),
-    )  # fmt: skip
+    itself = Spread(0, "forward (the model itself)")
+    own = Event("numpy", "", "forward", "nan", "bad", 5, target="function f", spread=itself)
     assert "the model itself" not in render(own) + render_line(own)
     elsewhere = replace(loss, spread=Spread(2, "forward head"))
     assert "it surfaced in the forward pass at head" in render(elsewhere)
@@ -370,9 +349,8 @@ LONG_LINE = (
 
 def quoted(source: Source) -> list[str]:
     """Give what a report prints of a line of code."""
-    made = EVENTS["loss_neginf"].operation
-    assert made is not None
-    text = render(replace(EVENTS["loss_neginf"], operation=replace(made, source=source)))
+    made = replace(operation(LOG), source=source)
+    text = render(replace(EVENTS["loss_neginf"], operation=made))
     rows = [row.strip() for row in text.split("\n")]
     start = next(i for i, row in enumerate(rows) if re.search(r"\.py:\d+ in \w+$", row)) + 1
     return rows[start : next(i for i, row in enumerate(rows) if row.startswith("input"))]
@@ -445,3 +423,60 @@ def test_a_notebook_shows_each_result_without_scripts_and_colours_of_its_own() -
     page = event._repr_html_()
     assert "&lt;script&gt;" in page and "a &lt; b" in page
     assert "&lt;b&gt;" in history._repr_html_() and "<b>" not in history._repr_html_()
+
+
+# Where reports say it happened, in every framework: its module, and what makes its arrays.
+ARRAYS = {
+    "arrays": ("numpy", "asarray"),
+    "torch": ("torch", "tensor"),
+    "jax": ("jax.numpy", "asarray"),
+    "tensorflow": ("tensorflow", "constant"),
+}
+
+
+def normalise(x: Any) -> Any:
+    return x / (x - x)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ARRAYS)
+def test_a_function_without_layers_has_no_loss_and_no_step(name: str) -> None:
+    module, array = ARRAYS[name]
+    track = anynan.track if name == "arrays" else pytest.importorskip(f"anynan.{name}").track
+
+    def preprocess(x: Any) -> Any:
+        return normalise(x) + 1.0
+
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        track(preprocess)(getattr(pytest.importorskip(module), array)([[1.0, 2.0], [0.0, 4.0]]))
+    title, *rows = str(caught.value).split("\n")
+    assert title.removesuffix(", outside every layer") == "NaN first appeared in `normalise`"
+    for word in ("loss", "step", "layer", "surfaced"):
+        assert not any(word in row for row in rows), word
+    event = caught.value.event
+    assert event.target == "function preprocess"
+    assert Event.from_dict(json.loads(event.to_json())).target == event.target
+
+
+def test_the_number_that_a_step_returns_is_the_loss() -> None:
+    jax = pytest.importorskip("jax")
+    once = anynan.Advanced(replay=False)
+    tracked = anynan.jax.track(lambda x: jax.numpy.log(x).sum(), advanced=once)
+    with pytest.raises(anynan.NonFiniteError, match="NaN first appeared in the loss of step 0"):
+        tracked(jax.numpy.array([-1.0]))
+
+
+@pytest.mark.filterwarnings("ignore::anynan.AnynanWarning")
+def test_code_between_the_layers_of_a_step_is_named_by_its_function() -> None:
+    torch = pytest.importorskip("torch")
+    model = torch.nn.Linear(3, 1)
+
+    def log_density(x: Any) -> Any:
+        return torch.log(x * 0).sum()
+
+    def step(x: Any) -> Any:
+        return log_density(model(x))
+
+    title = "-Inf first appeared in `log_density`, outside every layer\n"
+    with pytest.raises(anynan.NonFiniteError, match=title):
+        anynan.torch.track(step)(torch.ones(2, 3))

@@ -1,11 +1,14 @@
 """The user's own line: found past libraries, the standard library and anynan itself."""
 
 import functools
+import importlib.util
 import linecache
 import os
 import sys
 import sysconfig
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +41,8 @@ def through(*paths: str, **options: Any) -> Source | None:
 
 def test_the_callers_own_line_is_found() -> None:
     source = user_source()  # this very line
-    assert (source.file, source.function) == (
-        __file__,
-        "test_the_callers_own_line_is_found",
-    )
+    assert source.file == __file__
+    assert source.function == "test_the_callers_own_line_is_found"
     assert source.text == "source = user_source()  # this very line"
     assert linecache.getline(__file__, source.line).strip() == source.text
     assert source.via is None
@@ -49,10 +50,8 @@ def test_the_callers_own_line_is_found() -> None:
 
 def test_a_library_is_passed_and_kept_beside_the_line() -> None:
     source = through("lib/functional.py")
-    assert (source.file, source.text) == (
-        __file__,
-        "source: Source | None = call()  # the user's line",
-    )
+    assert source.file == __file__
+    assert source.text == "source: Source | None = call()  # the user's line"
     assert source.via == f"lib{os.sep}functional.py:2 in step"
 
 
@@ -68,45 +67,35 @@ def test_without_any_user_frame_the_library_line_is_better_than_nothing() -> Non
     assert source.via is None
 
 
-@pytest.mark.parametrize(
-    "file",
-    [
-        os.path.join(SITE, "numpy", "core.py"),
-        os.path.join(os.sep, "usr", "lib", "python3", "dist-packages", "x.py"),
-        os.path.join(sysconfig.get_paths()["stdlib"], "contextlib.py"),
-        os.path.join(OWN, "_steps", "tracker.py"),
-        "<frozen importlib._bootstrap>",
-        "<eval_with_key>.12",
-    ],
-)
-def test_libraries_are_known_by_their_place(file: str) -> None:
-    assert is_library(file)
+LIBRARIES = [
+    os.path.join(SITE, "numpy", "core.py"),
+    os.path.join(os.sep, "usr", "lib", "python3", "dist-packages", "x.py"),
+    os.path.join(sysconfig.get_paths()["stdlib"], "contextlib.py"),
+    os.path.join(OWN, "_steps", "tracker.py"),
+    *("<frozen importlib._bootstrap>", "<eval_with_key>.12"),
+]
+USERS = [
+    __file__,
+    os.path.join(os.sep, "home", "me", "anynan", "train.py"),
+    os.path.join(os.sep, "home", "me", "site-packages-notes", "train.py"),
+    os.path.join(os.sep, "tmp", "ipykernel_7", "1234.py"),
+    *("<stdin>", "<ipython-input-3-abc>", "<doctest anynan[0]>"),
+]
 
 
-@pytest.mark.parametrize(
-    "file",
-    [
-        __file__,
-        os.path.join(os.sep, "home", "me", "anynan", "train.py"),
-        os.path.join(os.sep, "home", "me", "site-packages-notes", "train.py"),
-        os.path.join(os.sep, "tmp", "ipykernel_7", "1234.py"),
-        "<stdin>",
-        "<ipython-input-3-abc>",
-        "<doctest anynan[0]>",
-    ],
-)
-def test_the_users_files_are_no_library(file: str) -> None:
-    assert not is_library(file)
+def test_libraries_are_known_by_their_place() -> None:
+    assert [file for file in (*LIBRARIES, *USERS) if is_library(file)] == LIBRARIES
+
+
+def part(source: Any) -> str:
+    return source.text[source.column : source.end_column]
 
 
 def test_the_part_of_a_line_that_ran_is_known() -> None:
     found: list[Any] = []
     found += ["ä", user_source(), user_source(skip=1), 3]
     assert found[1].text == found[2].text == 'found += ["ä", user_source(), user_source(skip=1), 3]'
-    assert [source.text[source.column : source.end_column] for source in found[1:3]] == [
-        "user_source()",
-        "user_source(skip=1)",
-    ]
+    assert [part(source) for source in found[1:3]] == ["user_source()", "user_source(skip=1)"]
 
 
 def test_of_an_expression_over_several_lines_the_operation_is_quoted() -> None:
@@ -118,9 +107,7 @@ def test_of_an_expression_over_several_lines_the_operation_is_quoted() -> None:
             - Ask()
         ),
     ]  # fmt: skip
-    source = found[1]
-    assert source.text[source.column : source.end_column] == "0 + 1 - Ask()"
-    assert source.text == "0 + 1 - Ask()"
+    assert part(found[1]) == found[1].text == "0 + 1 - Ask()"
 
 
 class Ask:
@@ -128,15 +115,20 @@ class Ask:
         return user_source(skip=2)
 
 
+@contextmanager
+def cached(file: str, size: int, *lines: str) -> Iterator[None]:
+    linecache.cache[file] = (size, None, list(lines), file)
+    try:
+        yield
+    finally:
+        del linecache.cache[file]
+
+
 def test_the_line_of_another_library_is_quoted_and_the_frameworks_is_not() -> None:
     for path, quoted in (("zoo/model.py", "return inner()"), ("frame/nn.py", "")):
         file = os.path.join(SITE, path)
-        lines = ["def step(inner):\n", "    return inner()\n"]
-        linecache.cache[file] = (0, None, lines, file)
-        try:
+        with cached(file, 0, "def step(inner):\n", "    return inner()\n"):
             source = through(path, framework="frame")
-        finally:
-            del linecache.cache[file]
         assert source.via == f"{path}:2 in step"
         assert source.via_text == quoted
 
@@ -153,12 +145,8 @@ def second(ask):
 
 def imported(file: Path, text: str) -> Any:
     """Import a file that was just written."""
-    import importlib.util
-
     file.write_text(text)
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    assert spec is not None
-    assert spec.loader is not None
+    spec: Any = importlib.util.spec_from_file_location(file.stem, file)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -187,27 +175,21 @@ def test_a_file_that_was_changed_since_is_not_quoted(tmp_path: Path, now: str, k
 def test_a_notebooks_cell_is_quoted_though_it_is_no_file() -> None:
     file = "/tmp/ipykernel_7/1234.py"
     lines = ["def cell(ask):\n", "    return ask()  # the cell\n"]
-    linecache.cache[file] = (9, None, lines, file)
     space: dict[str, Any] = {}
     exec(compile("".join(lines), file, "exec"), space)
-    try:
+    with cached(file, 9, *lines):
         assert space["cell"](user_source).text == "return ask()  # the cell"
-    finally:
-        del linecache.cache[file]
 
 
-def test_a_file_that_a_framework_wrote_is_the_frameworks(tmp_path: Path) -> None:
-    import types
-
-    library_module = types.ModuleType("zoo")
-    library_module.__file__ = os.path.join(SITE, "zoo", "__init__.py")
-    sys.modules["zoo"] = library_module
-    try:
-        module = imported(tmp_path / "zoo.nn_propagate_abc.py", MODULE)
-        module.__name__ = "zoo.nn_propagate_abc"
-        source = module.second(lambda: user_source(skip=2))  # the user's line
-    finally:
-        del sys.modules["zoo"]
+def test_a_file_that_a_framework_wrote_is_the_frameworks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    zoo = types.ModuleType("zoo")
+    zoo.__file__ = os.path.join(SITE, "zoo", "__init__.py")
+    monkeypatch.setitem(sys.modules, "zoo", zoo)
+    module = imported(tmp_path / "zoo.nn_propagate_abc.py", MODULE)
+    module.__name__ = "zoo.nn_propagate_abc"
+    source = module.second(lambda: user_source(skip=2))  # the user's line
     assert source.text.endswith("# the user's line")
     assert source.via == "zoo.nn_propagate_abc.py:6 in second"
     assert source.via_text == "return ask()"

@@ -1,7 +1,6 @@
 """The training loop of a script is hunted in as a step."""
 
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,7 @@ import pytest
 
 from anynan._apps.stress.batches import Batches
 from anynan._apps.stress.script import HUNT, READ, NoLoopError, hunt_in, stepped
+from tests.processes import python
 
 LOOP = """
 import sys
@@ -36,16 +36,21 @@ def train(data):
 """
 
 
-def _run(source: str, call: str, hunt: Any) -> dict[str, Any]:
+def _hunted(source: str, hunt: Any, read: Batches) -> dict[str, Any]:
     code, _ = stepped(source, "train.py")
-    scope: dict[str, Any] = {HUNT: hunt, READ: Batches(), "__name__": "__main__"}
+    scope: dict[str, Any] = {HUNT: hunt, READ: read, "__name__": "__main__"}
     exec(code, scope)
+    return scope
+
+
+def _run(source: str, call: str) -> dict[str, Any]:
+    scope = _hunted(source, lambda step, *given: step(*given), Batches())
     exec(call, scope)
     return scope
 
 
 def test_the_body_of_a_loop_works_on_the_very_names_of_its_function() -> None:
-    scope = _run(LOOP, "out = train([1, 9, 2])", lambda step, *given: step(*given))
+    scope = _run(LOOP, "out = train([1, 9, 2])")
     plain: dict[str, Any] = {}
     exec(LOOP + "\nout = train([1, 9, 2])", plain)
     assert (scope["out"], scope["count"]) == (plain["out"], plain["count"]) == ((9, 9), 6)
@@ -53,7 +58,7 @@ def test_the_body_of_a_loop_works_on_the_very_names_of_its_function() -> None:
 
 def test_a_loop_of_the_script_itself_works_on_its_globals() -> None:
     source = "total = 0\nfor x in (1, 2):\n    loss = x\n    total += loss\n    [i for i in (1,)]\n"
-    scope = _run(source, "", lambda step, *given: step(*given))
+    scope = _run(source, "")
     assert (scope["total"], scope["loss"], scope["x"]) == (3, 2, 2)
     assert "i" not in scope
 
@@ -95,11 +100,8 @@ model = Model()
 )
 def test_a_batch_that_the_loop_reads_is_handed_to_the_step(statement: str, is_batch: bool) -> None:
     found = list[tuple[Any, ...]]()
-    source = f"{READERS}\nfor i in (1,):\n    {statement}\n"
-    code, _ = stepped(source, "train.py")
-    batches = Batches()
-    scope = {HUNT: lambda *given: found.append(given), READ: batches, "__name__": "__main__"}
-    exec(code, scope)
+    batches, source = Batches(), f"{READERS}\nfor i in (1,):\n    {statement}\n"
+    _hunted(source, lambda *given: found.append(given), batches)
     ((step, *given),) = found
     assert bool(batches) == is_batch
     assert any(x is not None for x in given[1:]) == is_batch
@@ -116,19 +118,13 @@ def test_the_innermost_loop_that_trains_is_meant() -> None:
 
 def test_a_script_without_a_loop_is_refused(tmp_path: Path) -> None:
     script = tmp_path / "plain.py"
-    script.write_text("print(1)\n")
-    with pytest.raises(NoLoopError, match="has no loop"):
-        hunt_in(str(script), lambda step, *given: step, lambda code, scope: exec(code, scope))
-    script.write_text("for x in ():\n    print(1)\n")
-    with pytest.raises(NoLoopError, match="ended before its loop at line 1 ran"):
-        hunt_in(str(script), lambda step, *given: step, lambda code, scope: exec(code, scope))
-
-
-def _command(*words: str, at: Path) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-m", "anynan", "stress", *words],
-        cwd=at, capture_output=True, encoding="utf-8", check=False,
-    )  # fmt: skip
+    for text, said in (
+        ("print(1)\n", "has no loop"),
+        ("for x in ():\n    print(1)\n", "ended before its loop at line 1 ran"),
+    ):
+        script.write_text(text)
+        with pytest.raises(NoLoopError, match=said):
+            hunt_in(str(script), lambda step, *given: step, lambda code, scope: exec(code, scope))
 
 
 @pytest.mark.tier(2)
@@ -138,13 +134,12 @@ def test_the_command_hunts_with_a_function(tmp_path: Path) -> None:
         "def shares(x):\n    return x / x.sum(axis=1, keepdims=True)\n"
         "def batch():\n    return (np.array([[0.0, 1.0], [2.0, 3.0]]),)\n"
     )
-    done = _command("--example", "losses:batch", "losses:shares", at=tmp_path)
+    stress = partial(python, "-m", "anynan", "stress", cwd=tmp_path)
+    done = stress("--example", "losses:batch", "losses:shares")
     assert done.returncode == 1, done.stderr
     assert done.stdout.startswith("stress of shares: ")
     assert "1. x: a row of zeros (inside the example's range" in done.stdout
-    wrong = _command("losses", at=tmp_path)
-    assert wrong.returncode == 2
+    wrong, missing = stress("losses"), stress("nofile.py")
+    assert wrong.returncode == missing.returncode == 2
     assert "give a script that ends in .py, or module:function" in wrong.stderr
-    missing = _command("nofile.py", at=tmp_path)
-    assert missing.returncode == 2
     assert missing.stderr == "anynan stress: nofile.py: No such file or directory\n"
