@@ -1,18 +1,23 @@
-"""What code can reach: found by name, kept, put back into the same objects."""
+"""What code can reach: found by name, kept, put back; and who else is at work meanwhile."""
 
 import gc
 import io
+import logging
 import random
+import threading
 import weakref
 from collections import OrderedDict, deque
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
+from anynan._base.threads import busy_threads
 from anynan._diagnosis.evidence import ReplayError
 from anynan._reach import Exhausted, Kinds, Reach
+from tests.threads import the_system_tells, waiting_for_a_pipe
 
 number = 0
 
@@ -131,15 +136,8 @@ def test_iterators_in_what_cannot_be_written_to() -> None:
 
 
 def test_nothing_is_kept_alive() -> None:
-    class Thing:
-        pass
-
-    own = SimpleNamespace(thing=Thing(), things=[Thing()])
-
-    def step() -> object:
-        return own.thing, own.things
-
-    reach, kept = begun(step)
+    own = SimpleNamespace(thing=Counted(), things=[Counted()])
+    reach, kept = begun(lambda: (own.thing, own.things))
     refs = [weakref.ref(own.thing), weakref.ref(own.things[0])]
     own.thing, own.things = None, []
     del kept
@@ -175,15 +173,32 @@ def test_objects_that_raise_are_passed_over() -> None:
 
 
 def test_libraries_keep_their_own_state() -> None:
-    import logging
-
     logger = logging.getLogger("anynan.test")
-
-    def step() -> None:
-        logger.filters.append(lambda _: True)
-
-    reach, kept = begun(step)
-    step()
+    reach, kept = begun(lambda: logger.filters)
+    logger.filters.append(lambda _: True)
     reach.put_back(kept)
     assert len(logger.filters) == 1
     logger.filters.clear()
+
+
+@the_system_tells
+def test_a_thread_that_waits_for_a_pipe_is_not_at_work() -> None:
+    with waiting_for_a_pipe():
+        assert not busy_threads()
+
+
+@pytest.mark.parametrize("how", ["python", "numpy"])
+def test_one_that_counts_is(how: str) -> None:
+    ones, over = np.ones((300, 300)), threading.Event()
+
+    def work() -> None:
+        while not over.is_set():
+            _ = sum(range(1000)) if how == "python" else ones @ ones
+
+    thread = threading.Thread(target=work, name=how)
+    thread.start()
+    try:
+        assert [list(busy_threads().values()) for _ in range(20)] == [[how]] * 20
+    finally:
+        over.set()
+        thread.join()

@@ -271,7 +271,8 @@ def test_only_a_terminal_gets_colours(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_markdown_can_be_pasted_into_an_issue() -> None:
     title, _, rest = render(EVENTS["forward_nan"]).partition("\n\n")
     assert render_markdown(EVENTS["forward_nan"]) == f"**{title}**\n\n```text\n{rest}\n```\n"
-    code = replace(operation(SOFTMAX), source=line(1, "f", "exec('```')"))  # it ends no fence
+    made: Any = operation(SOFTMAX)
+    code = replace(made, source=line(1, "f", "exec('```')"))  # it ends no fence
     assert "\n````text\n" in render_markdown(replace(EVENTS["forward_nan"], operation=code))
 
 
@@ -349,8 +350,8 @@ LONG_LINE = (
 
 def quoted(source: Source) -> list[str]:
     """Give what a report prints of a line of code."""
-    made = replace(operation(LOG), source=source)
-    text = render(replace(EVENTS["loss_neginf"], operation=made))
+    made: Any = operation(LOG)
+    text = render(replace(EVENTS["loss_neginf"], operation=replace(made, source=source)))
     rows = [row.strip() for row in text.split("\n")]
     start = next(i for i, row in enumerate(rows) if re.search(r"\.py:\d+ in \w+$", row)) + 1
     return rows[start : next(i for i, row in enumerate(rows) if row.startswith("input"))]
