@@ -147,10 +147,8 @@ def _apply(layer: Layer | None, name: str, x: Array) -> Array:
     weight = None if layer is None else layer.weight
     with np.errstate(all="ignore"):
         y = np.asarray(OPERATIONS[name][0](x, weight))
-    operands = (("self", x),) if weight is None or name != "multiply" else (
-        ("self", x), ("other", weight)
-    )  # fmt: skip
-    _record(name, layer, "forward", y, operands)
+    other = () if weight is None or name != "multiply" else (("other", weight),)
+    _record(name, layer, "forward", y, (("self", x), *other))
     return y
 
 
@@ -215,6 +213,18 @@ def _line() -> Source | None:
     return describe(frame, None)
 
 
+class _Own(threading.local):
+    """Hold what each thread has of its own."""
+
+    def __init__(self) -> None:
+        self.open = False
+        self.replaying: _Recorder | None = None
+        self.root: Any = None
+        self.ended: list[Step] = []
+        self.waiting: list[tuple[Step, float, float]] = []
+        self.calls: dict[Any, int] = {}
+
+
 class ToyAdapter(BaseAdapter):
     """Keep the contract of ``anynan._steps.adapter.BaseAdapter`` for the toy framework."""
 
@@ -229,7 +239,7 @@ class ToyAdapter(BaseAdapter):
         self.refusal = ""  # why a replay cannot be done
         layers = {layer.path: layer for layer in model.layers}
         self._chosen = choose({"": model, **layers}, options.layers, options.exclude)
-        self._local = threading.local()
+        self._local = _Own()
 
     # What the core asks for.
 
@@ -252,17 +262,17 @@ class ToyAdapter(BaseAdapter):
 
     def read(self) -> None:
         self._fetch()
-        ended, self._local.ended = getattr(self._local, "ended", []), []
+        ended, self._local.ended = self._local.ended, []
         for rows in ended:
             self.tracker.judge.settle(rows)
-        if self._open:
+        if self._local.open:
             self.tracker.judge.review(self.tracker.judge.rows())
 
     def finish(self) -> None:
         rows = self.tracker.judge.close_step()
         if rows is not None:
-            self._ended(rows)
-        self._open = False
+            self._local.ended.append(rows)
+        self._local.open = False
         self.read()
 
     def replay(self, reading: Reading) -> Replay:
@@ -307,25 +317,22 @@ class ToyAdapter(BaseAdapter):
     def loss_scale(self) -> float | None:
         return self.scale
 
-    def rank(self) -> int | None:
-        return None
-
     def call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._open:
+        if self._local.open:
             return fn(*args, **kwargs)
         args = tuple(np.asarray(x, np.float64) if isinstance(x, list) else x for x in args)
         self._local.root = (fn, args, kwargs)
-        self._open = True
+        self._local.open = True
         self.tracker.judge.rows()
         try:
             result = fn(*args, **kwargs)
             if isinstance(result, Output):
                 self._write("loss", None, "loss", result.value)
         finally:
-            self._open = False
+            self._local.open = False
             rows = self.tracker.judge.close_step()
             if rows is not None:
-                self._ended(rows)
+                self._local.ended.append(rows)
                 every = self.options.read
                 if not isinstance(every, int) or not (rows.number + 1) % every:
                     self.read()
@@ -334,26 +341,25 @@ class ToyAdapter(BaseAdapter):
     # What the framework tells.
 
     def entered(self, name: str, x: Array) -> None:
-        if not self._replaying:
+        if not self._local.replaying:
             self._local.calls = {}
             self._write("input", "", name, x)
 
     def left(self, path: str, y: Array) -> None:
-        recorder = self._replaying
-        if recorder is not None:
-            recorder.sink("forward", path, "output", y)
-        elif path in self._chosen:
-            self._write("forward", path, "output", y)
+        self._told("forward", path, "output", y)
 
     def arrived(self, path: str, grad: Array) -> None:
-        recorder = self._replaying
-        if recorder is not None:
-            recorder.sink("backward", path, "grad", grad)
-        elif path in self._chosen and self.options.backward:
-            self._write("backward", path, "grad", grad)
+        if self._local.replaying or self.options.backward:
+            self._told("backward", path, "grad", grad)
+
+    def _told(self, phase: Phase, path: str, tensor: str, x: Array) -> None:
+        if self._local.replaying:
+            self._local.replaying.sink(phase, path, tensor, x)
+        elif path in self._chosen:
+            self._write(phase, path, tensor, x)
 
     def before_update(self) -> None:
-        recorder = self._replaying
+        recorder = self._local.replaying
         norms = []
         for layer in self.model.layers:
             if layer.grad is None:
@@ -383,21 +389,6 @@ class ToyAdapter(BaseAdapter):
 
     # Inside.
 
-    @property
-    def _replaying(self) -> _Recorder | None:
-        return getattr(self._local, "replaying", None)
-
-    @property
-    def _open(self) -> bool:
-        return getattr(self._local, "open", False)
-
-    @_open.setter
-    def _open(self, value: bool) -> None:
-        self._local.open = value
-
-    def _ended(self, rows: Step) -> None:
-        self._local.ended = [*getattr(self._local, "ended", []), rows]
-
     def _write(
         self, phase: Phase, layer: str | None, tensor: str, x: Array, *,
         parameter: str | None = None,
@@ -405,8 +396,7 @@ class ToyAdapter(BaseAdapter):
         rows = self.tracker.judge.rows()
         place = (layer, phase, tensor, "float64", MAX)
         site = self.tracker.judge.monitor.site(*place, parameter=parameter)
-        calls = self._local.calls = getattr(self._local, "calls", {})
-        key = (layer, phase, tensor)
+        calls, key = self._local.calls, (layer, phase, tensor)
         calls[key] = calls.get(key, -1) + 1
         order = rows.reserve(site, calls[key])
         expected = expectations()
@@ -415,8 +405,7 @@ class ToyAdapter(BaseAdapter):
         if self.options.extra:
             rows.add_stats(order, (float(EXTRA[stat](x)) for stat in self.options.extra))
         # "The device" holds the two ends until the read.
-        waiting = self._local.waiting = getattr(self._local, "waiting", [])
-        waiting.append((rows, float(np.min(x)), float(np.max(x))))
+        self._local.waiting.append((rows, float(np.min(x)), float(np.max(x))))
         if self.options.read in ("auto", "immediate"):
             self._fetch()
             lo, hi = rows.lo[order], rows.hi[order]
@@ -424,7 +413,7 @@ class ToyAdapter(BaseAdapter):
                 self.tracker.judge.flag(rows, order, x)
 
     def _fetch(self) -> None:
-        waiting, self._local.waiting = getattr(self._local, "waiting", []), []
+        waiting, self._local.waiting = self._local.waiting, []
         for rows, lo, hi in waiting:
             rows.fill((lo,), (hi,))
 

@@ -46,8 +46,7 @@ def test_two_optimizers_are_not_compared() -> None:
 
 
 def test_an_override_is_about_its_layers_own_norm() -> None:
-    policy = Policy(overrides={"head": Policy(spike=3)})
-    guard = Guard(policy)
+    guard = Guard(Policy(overrides={"head": Policy(spike=3)}))
     assert guard.on
     found = run(guard, *[{"body": 9.0, "head": 1.0}] * 5, {"body": 99.0, "head": 4.0})
     assert [(f.kind, f.layer, f.norm, f.median) for f in found[-1]] == [("spike", "head", 4.0, 1.0)]
@@ -61,6 +60,5 @@ def test_a_fading_gradient_names_the_faintest_layer_once() -> None:
     assert (finding.kind, finding.layer, finding.norm) == ("vanishing", "0", 1e-9)
     assert finding.total == pytest.approx(1.0, rel=1e-5)
     assert finding.layers == tuple(norms.items())
-    assert finding.news
-    assert [f.news for f in second] == [False]
+    assert [f.news for f in (finding, *second)] == [True, False]
     assert [(f.layer, f.news) for f in third] == [("2", True)]

@@ -1,6 +1,10 @@
-"""Warnings point at the user's line, and do not tell the same story at length twice."""
+"""Warnings, logs and tracebacks show the user's line, and tell no story twice at length."""
 
+import logging
+import traceback
 import warnings
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,8 +13,9 @@ import pytest
 import anynan
 from anynan.errors import AnynanWarning
 from tests.fake_adapter import Layer, Model, track
+from tests.processes import python
 
-LOG = ("log",)
+BAD = np.array([1.0, np.nan])
 
 
 def caught(call: Any, times: int = 1) -> list[warnings.WarningMessage]:
@@ -21,15 +26,12 @@ def caught(call: Any, times: int = 1) -> list[warnings.WarningMessage]:
     return [item for item in found if item.category is AnynanWarning]
 
 
-def line_of(mark: str) -> int:
-    with open(__file__, encoding="utf-8") as file:
-        return next(i for i, text in enumerate(file, 1) if text.rstrip().endswith(f"# {mark}"))
-
-
 def warned(mark: str, call: Any) -> None:
     """Require a warning at the line of this file that ends in a mark."""
     (found, *_) = caught(call)
-    assert (found.filename, found.lineno) == (__file__, line_of(mark)), str(found.message)
+    assert found.filename == __file__
+    line = Path(__file__).read_text("utf-8").splitlines()[found.lineno - 1]
+    assert line.endswith(f"# {mark}"), str(found.message)
 
 
 def test_a_warning_points_at_the_users_line() -> None:
@@ -38,10 +40,9 @@ def test_a_warning_points_at_the_users_line() -> None:
 
 
 def test_checks_and_watched_batches_do_so_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    bad = np.array([np.nan])
     monkeypatch.setenv("ANYNAN", "warn")
-    warned("the check", lambda: anynan.check(bad))  # the check
-    warned("the loop", lambda: [None for _ in anynan.watch([bad])])  # the loop
+    warned("the check", lambda: anynan.check(BAD))  # the check
+    warned("the loop", lambda: [None for _ in anynan.watch([BAD])])  # the loop
 
 
 def test_a_line_inside_a_framework_is_not_the_users() -> None:
@@ -64,7 +65,7 @@ def test_a_report_that_a_filter_makes_an_exception_is_the_report(fn: Any) -> Non
 
 
 def test_the_same_fault_is_told_once_and_then_in_a_line_with_a_count() -> None:
-    model = Model(Layer("first", LOG))
+    model = Model(Layer("first", ("log",)))
     tracker = track(model, model=model, action="warn")
     first, *later = map(str, (w.message for w in caught(lambda: tracker(np.array([-1.0])), 120)))
     assert len(first.split("\n")) > 5
@@ -78,3 +79,49 @@ def test_the_same_fault_is_told_once_and_then_in_a_line_with_a_count() -> None:
     assert (event.step, event.times, tracker.count("bad")) == (0, 120, 120)
     assert tracker.report().count("event  ") == 1
     assert "; 120 times" in tracker.report()
+
+
+def divide(x: np.ndarray) -> np.ndarray:
+    with anynan.scope("head"):
+        return x / x
+
+
+def test_an_event_is_one_record_with_its_facts(caplog: pytest.LogCaptureFixture) -> None:
+    step = anynan.track(divide, action="record")
+    with caplog.at_level(logging.INFO), np.errstate(all="ignore"):
+        step(np.zeros(2))
+    (record,) = caplog.records
+    (event,) = step.events
+    assert (record.name, record.levelname) == ("anynan", "ERROR")
+    assert record.getMessage() == anynan.reports.render(event, "line")
+    logged = anynan.Event.from_dict(vars(record)["anynan"])
+    # What it spread to is known at the step's end.
+    assert replace(logged, spread=event.spread) == event
+
+
+def test_a_direct_check_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(anynan.NonFiniteError):
+        anynan.check(BAD)
+    with pytest.warns(anynan.AnynanWarning):
+        anynan.check(np.array([2.0]), policy=anynan.Policy(large=1.0))
+    assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"]
+
+
+def test_nothing_is_printed_where_nobody_asked(tmp_path: Path) -> None:
+    code = "import anynan, numpy as np; list(anynan.watch([np.array([np.nan])], action='record'))"
+    done = python("-c", code, cwd=tmp_path)
+    assert (done.stdout, done.stderr) == ("", "")
+
+
+def test_the_traceback_of_a_tracked_step_is_the_users_alone() -> None:
+    with pytest.raises(anynan.NonFiniteError) as caught, np.errstate(all="ignore"):
+        anynan.track(divide)(np.zeros(2))
+    frames = traceback.extract_tb(caught.value.__traceback__)
+    assert {frame.filename for frame in frames} == {__file__}
+
+
+def test_the_traceback_of_a_check_ends_in_the_users_line() -> None:
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        anynan.check(BAD, "x")
+    frames = traceback.extract_tb(caught.value.__traceback__)
+    assert [frame.line for frame in frames] == ['anynan.check(BAD, "x")']

@@ -21,24 +21,16 @@ class Log(nn.Module):
 def model():
     return nn.Sequential(nn.Linear(4, 4), Log(), nn.Tanh())
 
-@pytest.fixture
-def spoilt(model):
-    model(torch.full((1, 4), -9.0))
-
-def run(model):
+def run(model, weight=-1.0):
+    with torch.no_grad():
+        model[0].weight.fill_(weight)
+        model[0].bias.fill_(0.0)
     return model(torch.full((1, 4), 9.0))
 
-def weights(model, sign):
-    with torch.no_grad():
-        model[0].weight.fill_(sign)
-        model[0].bias.fill_(0.0)
-
 def test_clean(model):
-    weights(model, 1.0)
-    assert run(model).isfinite().all()
+    assert run(model, 1.0).isfinite().all()
 
 def test_nobody_looks(model):
-    weights(model, -1.0)
     run(model)
 
 def test_in_the_backward_pass():
@@ -49,21 +41,17 @@ def test_in_the_backward_pass():
 
 @pytest.mark.anynan(allow="nan", reason="logs of negative numbers are what this is about")
 def test_allowed(model):
-    weights(model, -1.0)
     run(model)
 
 @pytest.mark.anynan(allow="posinf", reason="something else")
 def test_something_else_is_allowed(model):
-    weights(model, -1.0)
     run(model)
 
 @pytest.mark.xfail(strict=True, reason="known")
 def test_known(model):
-    weights(model, -1.0)
     run(model)
 
 def test_fails_by_itself(model):
-    weights(model, -1.0)
     assert run(model).isfinite().all(), "mine"
 
 @pytest.mark.anynan(allow="nan")
@@ -72,12 +60,10 @@ def test_without_a_reason(model):
 
 def test_subtests(model, subtests):
     with subtests.test("one"):
-        weights(model, -1.0)
         run(model)
 
 def test_tracked_by_hand(model):
     import anynan
-    weights(model, -1.0)
     anynan.torch.track(model)
     run(model)
 """
