@@ -3,14 +3,13 @@
 import contextlib
 import io
 import runpy
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 
 from anynan._apps.bundle.bundle import SCRIPT, load
 from anynan._apps.bundle.replay import Outcome, compare
+from tests.processes import python
 
 # The script must not need anynan: an import of it would end here.
 ALONE = """
@@ -28,10 +27,7 @@ runpy.run_path(sys.argv[1], run_name="__main__")
 
 def run_alone(folder: Path) -> str:
     """Run the script in a process of its own; give what it printed."""
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", ALONE, str(folder / SCRIPT)],
-        capture_output=True, encoding="utf-8", check=False, cwd=folder.parent,
-    )  # fmt: skip
+    done = python("-P", "-c", ALONE, folder / SCRIPT, cwd=folder.parent)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

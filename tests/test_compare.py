@@ -68,8 +68,7 @@ def test_a_capture_comes_back_from_its_file(tmp_path: Path) -> None:
     found = Capture.load(tmp_path / "run.npz")
     assert (found.backend, found.unit, found.notes) == ("torch", 0.5, ["n"])
     assert found.taken[0].key == ("a", 0, "forward")
-    assert (found.taken[0].made[0] == X).all()
-    assert (found.weights["w"] == X).all()
+    assert (found.taken[0].made[0] == X).all() and (found.weights["w"] == X).all()
     assert found.choices[0].source == choice.source
     assert (found.choices[0].picked == [1, 2]).all()
 

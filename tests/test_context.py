@@ -1,6 +1,5 @@
 """Where the program is: scopes, what is expected, whether it replays."""
 
-import asyncio
 import threading
 from typing import Any
 
@@ -55,15 +54,3 @@ def test_another_thread_is_outside() -> None:
         thread.start()
         thread.join(5)
     assert seen == [None, None, False]
-
-
-def test_tasks_do_not_mix_their_scopes() -> None:
-    async def task(name: str) -> str | None:
-        with anynan.scope(name):
-            await asyncio.sleep(0)
-            return context.scope_path()
-
-    async def both() -> list[str | None]:
-        return list(await asyncio.gather(task("a"), task("b")))
-
-    assert asyncio.run(both()) == ["a", "b"]

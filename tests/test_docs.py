@@ -128,9 +128,7 @@ def on_keras(page: str, number: int, backend: str) -> None:
     print(done.stderr[done.stderr.rindex("NonFiniteError: ") :])
 
 
-def _print_warning(
-    message: Warning | str, category: type[Warning], *_: object, **__: object
-) -> None:
+def _print_warning(message: object, category: type[Warning], *_: object, **__: object) -> None:
     print(f"{category.__name__}: {message}")
 
 
@@ -168,13 +166,9 @@ def test_page(page: Path) -> None:
 def _with_examples() -> list[str]:
     """Name the modules in which an example stands, without importing them."""
     files = [*(ROOT / "anynan").rglob("*.py"), *(ROOT / "adapters").rglob("*.py")]
-    parts = [
-        path.relative_to(ROOT).with_suffix("").parts
-        for path in sorted(files)
-        if ">>> " in path.read_text(encoding="utf-8")
-    ]
-    names = {".".join(("anynan", *one[1:])).removesuffix(".__init__") for one in parts}
-    return sorted(names)
+    shown = [path for path in files if ">>> " in path.read_text(encoding="utf-8")]
+    parts = [path.relative_to(ROOT).with_suffix("").parts[1:] for path in shown]
+    return sorted({".".join(("anynan", *one)).removesuffix(".__init__") for one in parts})
 
 
 @pytest.mark.parametrize("name", _with_examples())
@@ -184,8 +178,7 @@ def test_docstrings(name: str) -> None:
             pytest.importorskip(adapter)
     if "import torch" in Path(str(importlib.import_module(name).__file__)).read_text("utf-8"):
         pytest.importorskip("torch")
-    failed, _ = doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS)
-    assert failed == 0
+    assert not doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS).failed
 
 
 def _block(page: str, number: str) -> str:

@@ -1,8 +1,6 @@
 """Names, code and messages of a program cannot move, colour or forge a line of a report."""
 
 import io
-import subprocess
-import sys
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -19,18 +17,19 @@ from anynan._steps.tracked import inside
 from anynan.errors import AnynanWarning
 from anynan.events import Cause, Event, Operation, Source, Spread
 from tests.fake_adapter import Layer, Model, track
+from tests.processes import python
 
 # A line break and a colour, a bell, a window title, a text-direction override, a line separator.
 HOSTILE = "a\n  cause   lies\x1b[31m\x07\x1b]0;title\x07\u202egnp\u2028b\r\xa0c\udc80"
 
 
-def hostile_event() -> Event:
+def hostile_event(phase: Any) -> Event:
     """Put the same text into every field that a program can choose."""
     summary = Summary((1,), HOSTILE, HOSTILE, 1, nan=1)
     source = Source(HOSTILE, 3, HOSTILE, HOSTILE, HOSTILE, 2, 4, HOSTILE)
     operation = Operation(HOSTILE, HOSTILE, (summary,), summary, source, HOSTILE)
     return Event(
-        "numpy", HOSTILE, "forward", "nan", "bad", 5, tensor=HOSTILE, parameter=HOSTILE,
+        "numpy", HOSTILE, phase, "nan", "bad", 5, tensor=HOSTILE, parameter=HOSTILE,
         summary=summary, operation=operation, then=operation,
         cause=Cause("tag", HOSTILE, HOSTILE, HOSTILE), trail=((HOSTILE, 1.0), (HOSTILE, None)),
         spread=Spread(1, f"forward {HOSTILE}"), expected=HOSTILE, notes=(HOSTILE,),
@@ -48,7 +47,7 @@ def printed(event: Event) -> list[str]:
 
 @pytest.mark.parametrize("phase", ["forward", "loss", "input", "parameter", "backward", "value"])
 def test_no_text_of_a_program_reaches_the_terminal_raw(phase: Any) -> None:
-    for text in printed(replace(hostile_event(), phase=phase)):
+    for text in printed(hostile_event(phase)):
         assert all(row.isprintable() for row in text.split("\n")), text
         assert "\n  cause   lies" not in text
 
@@ -95,23 +94,23 @@ def test_what_can_be_printed_stays(text: str) -> None:
     assert escaped(text) == name(text) == text
 
 
-def test_the_report_of_an_ascii_program_is_ascii(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(
-        "from tests.test_reporting import EVENTS\n"
-        "from anynan._reports.report import render, render_line\n"
-        "import anynan, numpy\n"
-        "for event in EVENTS.values():\n"
-        "    print(render(event), render_line(event))\n"
-        "tracker = anynan.track(lambda x: x / (x - x), action='record')\n"
-        "with numpy.errstate(all='ignore'):\n"
-        "    tracker(numpy.ones(4096))\n"
-        "print(tracker.report(), tracker.events[0], anynan.summarize(numpy.ones(4096)))\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-W", "error::UnicodeWarning", str(script)],
-        env={"PYTHONIOENCODING": "ascii:strict", "PYTHONPATH": ":".join(sys.path)},
-        cwd=Path(__file__).parents[1], capture_output=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr.decode()
-    assert b"more" in done.stdout
+ASCII = """
+from tests.test_reporting import EVENTS
+from anynan._reports.report import render, render_line
+import anynan, numpy
+for event in EVENTS.values():
+    print(render(event), render_line(event))
+tracker = anynan.track(lambda x: x / (x - x), action="record")
+with numpy.errstate(all="ignore"):
+    tracker(numpy.ones(4096))
+print(tracker.report(), tracker.events[0], anynan.summarize(numpy.ones(4096)))
+"""
+
+
+def test_the_report_of_an_ascii_program_is_ascii(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii:strict")
+    done = python("-W", "error::UnicodeWarning", "-c", ASCII, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "more" in done.stdout

@@ -180,7 +180,7 @@ def test_headroom_ranks_layers_by_how_safely_they_would_run_narrower() -> None:
         anynan.reports.headroom(run, "int8")
 
 
-def test_headroom_of_module_outputs_never_says_that_a_model_fits(tmp_path: Path) -> None:
+def test_headroom_of_module_outputs_never_says_that_a_model_fits() -> None:
     torch = pytest.importorskip("torch")
 
     class Square(torch.nn.Module):  # type: ignore[name-defined]
@@ -193,8 +193,6 @@ def test_headroom_of_module_outputs_never_says_that_a_model_fits(tmp_path: Path)
     found = anynan.reports.headroom(tracker, "float16")
     assert all(str(each).endswith("; module outputs only") for each in found)
     assert "module outputs only: what is computed inside may need more" in tracker.report()
-    tracker.to_html(tmp_path / "page.html")
-    assert "step by step: module outputs only" in (tmp_path / "page.html").read_text()
     assert model.half()(x.half()).isinf().all()  # what it says nothing of
 
 
