@@ -34,18 +34,18 @@ class Program:
         """Draw a batch."""
         return torch.randn(3, 4)
 
-    def loss(self) -> Tensor:
-        """Run forward."""
-        loss: Tensor = self.model(self.batch()).square().mean()
-        return loss
-
     def step(self) -> Tensor:
         """Train once."""
         self.optimizer.zero_grad()
-        loss = self.loss()
-        loss.backward()
+        loss = self.passes()
         self.clip()
         self.optimizer.step()
+        return loss
+
+    def passes(self) -> Tensor:
+        """Run forward and backward."""
+        loss = self.model(self.batch()).square().mean()
+        loss.backward()
         return loss
 
     def clip(self) -> None:
@@ -82,8 +82,7 @@ class Body(nn.Module):
         self.last = nn.Linear(4, 4)
 
     def forward(self, x: Tensor, turn: int | None = None) -> Tensor:
-        out: Tensor = self.last(self.fault(self.first(x), turn).tanh())
-        return out
+        return self.last(self.fault(self.first(x), turn).tanh())
 
 
 @program
@@ -91,19 +90,14 @@ class Plain(Program):
     """One forward, one backward, one update; the other programs change a part of it."""
 
 
-# Several calls, several backward passes.
-
-
 @program
 class Accumulation(Program):
     turn = call = 1
 
-    def step(self) -> Tensor:
-        self.optimizer.zero_grad()
+    def passes(self) -> Tensor:
         for turn in range(3):
             loss = self.model(self.batch(), turn).square().mean() / 3
             loss.backward()
-        self.optimizer.step()
         return loss
 
 
@@ -112,10 +106,8 @@ class Heads(nn.Module):
 
     def __init__(self, fault: Fault) -> None:
         super().__init__()
-        self.trunk = nn.Linear(4, 4)
-        self.left = nn.Linear(4, 2)
-        self.right = nn.Linear(4, 2)
-        self.fault = fault
+        self.trunk, self.fault = nn.Linear(4, 4), fault
+        self.left, self.right = nn.Linear(4, 2), nn.Linear(4, 2)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         x = self.trunk(x).tanh()
@@ -129,13 +121,11 @@ class TwoLosses(Program):
     def build(self) -> nn.Module:
         return Heads(self.fault)
 
-    def step(self) -> Tensor:
-        self.optimizer.zero_grad()
+    def passes(self) -> Tensor:
         left, right = self.model(self.batch())
         left.square().mean().backward(retain_graph=True)
-        loss: Tensor = right.square().mean()
+        loss = right.square().mean()
         loss.backward()
-        self.optimizer.step()
         return loss
 
 
@@ -157,7 +147,7 @@ class Gan(Program):
         (self.model(fake.detach(), 1).mean() - real).backward()
         self.optimizer.step()
         self.second.zero_grad()
-        loss: Tensor = -self.model(fake, 2).mean()
+        loss = -self.model(fake, 2).mean()
         loss.backward()
         self.second.step()
         return loss
@@ -173,14 +163,12 @@ class Gan(Program):
 class Penalty(Program):
     """The gradient of a gradient."""
 
-    def step(self) -> Tensor:
+    def passes(self) -> Tensor:
         x = self.batch().requires_grad_()
         out = self.model(x)
         (grad,) = torch.autograd.grad(out.sum(), x, create_graph=True)
         loss = out.mean() + (grad.norm(dim=1) - 1).square().mean()
-        self.optimizer.zero_grad()
         loss.backward()
-        self.optimizer.step()
         return loss
 
 
@@ -196,14 +184,11 @@ class Lbfgs(Program):
 
         def closure() -> Tensor:
             self.optimizer.zero_grad()
-            loss: Tensor = self.model(x).square().mean()
+            loss = self.model(x).square().mean()
             loss.backward()
             return loss
 
-        return self.optimizer.step(closure)  # type: ignore[arg-type,return-value]
-
-
-# Between backward and update.
+        return self.optimizer.step(closure)
 
 
 @program
@@ -218,9 +203,6 @@ class ClipStrict(Program):
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0, error_if_nonfinite=True)
 
 
-# A layer that is put in the place of another.
-
-
 class Adapted(nn.Module):
     """A frozen layer and a low-rank change of it, as peft puts in a layer's place."""
 
@@ -232,22 +214,16 @@ class Adapted(nn.Module):
         self.fault = fault
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.base(x) + self.up(self.fault(self.down(x)))
-        return out
-
-
-# Recurrence.
+        return self.base(x) + self.up(self.fault(self.down(x)))
 
 
 class Cell(nn.Module):
     def __init__(self, fault: Fault) -> None:
         super().__init__()
-        self.inner = nn.GRUCell(4, 4)
-        self.fault = fault
+        self.inner, self.fault = nn.GRUCell(4, 4), fault
 
     def forward(self, x: Tensor, h: Tensor, turn: int) -> Tensor:
-        out: Tensor = self.fault(self.inner(x, h), turn)
-        return out
+        return self.fault(self.inner(x, h), turn)
 
 
 class Loop(nn.Module):
@@ -255,8 +231,7 @@ class Loop(nn.Module):
 
     def __init__(self, fault: Fault) -> None:
         super().__init__()
-        self.cell = Cell(fault)
-        self.head = nn.Linear(4, 2)
+        self.cell, self.head = Cell(fault), nn.Linear(4, 2)
 
     def run(self, x: Tensor, turns: int = 0) -> Tensor:
         h = torch.zeros(x.shape[0], 4)
@@ -265,8 +240,7 @@ class Loop(nn.Module):
         return h
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.head(self.run(x))
-        return out
+        return self.head(self.run(x))
 
 
 @program
@@ -281,21 +255,15 @@ class Recurrent(Program):
         return torch.randn(3, 5, 4)
 
 
-# Activation checkpointing.
-
-
 class Kept(nn.Module):
     """A checkpointed body behind a stem."""
 
     def __init__(self, body: nn.Module, **how: Any) -> None:
         super().__init__()
-        self.stem = nn.Linear(4, 4)
-        self.body = body
-        self.how = how
+        self.stem, self.body, self.how = nn.Linear(4, 4), body, how
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = checkpoint(self.body, self.stem(x), **self.how)
-        return out
+        return checkpoint(self.body, self.stem(x), **self.how)
 
 
 class Checkpointed(Program):
@@ -321,8 +289,7 @@ class LoopKept(Loop):
         self.how, self.stem = how, nn.Linear(4, 4)
 
     def forward(self, x: Tensor, turns: int = 0) -> Tensor:
-        out: Tensor = self.head(checkpoint(self.run, self.stem(x), turns, **self.how))
-        return out
+        return self.head(checkpoint(self.run, self.stem(x), turns, **self.how))
 
 
 class CellsInRegion(Recurrent):
@@ -337,12 +304,10 @@ class WholeModel(Program):
 
     how: ClassVar[dict[str, Any]]
 
-    def step(self) -> Tensor:
-        self.optimizer.zero_grad()
+    def passes(self) -> Tensor:
         x = self.batch().requires_grad_()
-        loss: Tensor = checkpoint(self.model, x, **self.how).square().mean()
+        loss = checkpoint(self.model, x, **self.how).square().mean()
         loss.backward()
-        self.optimizer.step()
         return loss
 
 

@@ -52,9 +52,7 @@ def hearing() -> Iterator[None]:
 class Net(nn.Module):
     def __init__(self, width: int = 8) -> None:
         super().__init__()
-        self.first = nn.Linear(4, width)
-        self.fault = Fault()
-        self.last = nn.Linear(width, 4)
+        self.first, self.fault, self.last = nn.Linear(4, width), Fault(), nn.Linear(width, 4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.last(self.fault(self.first(x)).tanh())
@@ -85,7 +83,7 @@ def train(
 
     def step(x: torch.Tensor) -> torch.Tensor:
         optimizer.zero_grad()
-        loss: torch.Tensor = model(x).square().mean()
+        loss = model(x).square().mean()
         loss.backward()
         optimizer.step()
         return loss.detach()
@@ -148,17 +146,12 @@ def whole(p: Any) -> torch.Tensor:
 
 
 def told(event: anynan.Event) -> dict[str, Any]:
+    names = ("rank", "layer", "phase", "kind", "step", "parameter")
     operation = event.operation
-    return {
-        "rank": event.rank,
-        "layer": event.layer,
-        "phase": event.phase,
-        "kind": event.kind,
-        "step": event.step,
+    return {name: getattr(event, name) for name in names} | {
         "op": None if operation is None else operation.name,
         "line": None if operation is None or operation.source is None else operation.source.text,
         "cause": None if event.cause is None else event.cause.tag,
-        "parameter": event.parameter,
         "notes": list(event.notes),
     }
 
@@ -182,7 +175,6 @@ def fsdp() -> tuple[nn.Module, Fault]:
 
     torch.manual_seed(0)
     net = Net()
-    fully_shard(net.first)
-    fully_shard(net.last)
-    fully_shard(net)
+    for module in (net.first, net.last, net):
+        fully_shard(module)
     return net, net.fault

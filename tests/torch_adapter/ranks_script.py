@@ -6,9 +6,11 @@ import json
 import os
 import socket
 import sys
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -17,34 +19,19 @@ from torch.nn.parallel import DistributedDataParallel
 
 import anynan
 import tests.torch_adapter.rank_trainings  # noqa: F401  # lists its programs
-from tests.torch_adapter.rank_parts import (
-    BAD_STEP,
-    SCENARIOS,
-    STEPS,
-    Net,
-    batch,
-    ddp,
-    fsdp,
-    heard,
-    hearing,
-    rank,
-    scenario,
-    stepping,
-    told,
-    train,
-    until_bad,
-)
+from tests.torch_adapter import rank_parts as parts
+from tests.torch_adapter.rank_parts import BAD_STEP, SCENARIOS, STEPS, Net, batch, rank, scenario
 from tests.torch_adapter.training import Fault
 
 
 @scenario
 def evaluation() -> dict[str, Any]:
     """Evaluate on one rank only, and find something there: no other rank is waited for."""
-    model, fault = ddp()
+    model, fault = parts.ddp()
     inner = model.module
     seen: dict[str, Any] = {"error": None}
     with anynan.torch.track(model):
-        step = stepping(model)
+        step = parts.stepping(model)
         for at in range(3):
             step(at)
             if rank() == 0 and at == 1:
@@ -53,19 +40,18 @@ def evaluation() -> dict[str, Any]:
                     with torch.no_grad():
                         inner(batch(at))
                 except anynan.NonFiniteError as error:
-                    seen.update(error=type(error).__name__, event=told(error.event))
+                    seen.update(error=type(error).__name__, event=parts.told(error.event))
                 fault.armed = ""
-                model.train()
     return seen | {"stopped": at}
 
 
 @scenario
 def fsdp_evaluation() -> dict[str, Any]:
     """Without gradients each rank acts alone, and a replay of sharded weights would wait."""
-    model, fault = fsdp()
+    model, fault = parts.fsdp()
     fault.armed = "forward"
     with anynan.torch.track(model), torch.no_grad():
-        return until_bad(lambda at: model(batch(at)), 1)
+        return parts.until_bad(lambda at: model(batch(at)), 1)
 
 
 class Zeros(nn.Module):
@@ -99,13 +85,13 @@ def accumulation() -> dict[str, Any]:
         optimizer.step()
 
     with anynan.torch.track(model):
-        return until_bad(step, 3)
+        return parts.until_bad(step, 3)
 
 
 @scenario
 def result_only() -> dict[str, Any]:
     """What a step returns is read after its update: all ranks hear of it at the next one."""
-    model, _ = ddp()
+    model, _ = parts.ddp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     def step(at: int) -> torch.Tensor:
@@ -116,7 +102,7 @@ def result_only() -> dict[str, Any]:
         return loss.detach() * (float("nan") if at == 1 and rank() == 1 else 1.0)
 
     with anynan.torch.track(step) as tracker:
-        return until_bad(tracker)
+        return parts.until_bad(tracker)
 
 
 @scenario
@@ -124,8 +110,8 @@ def counted() -> dict[str, Any]:
     """Count the all-reduces of one step, with tracking and without."""
     from torch.profiler import profile
 
-    model, _ = ddp()
-    step = stepping(model)
+    model, _ = parts.ddp()
+    step = parts.stepping(model)
 
     def count() -> int:
         for _ in range(3):
@@ -159,8 +145,7 @@ def settings() -> dict[str, Any]:
         fault = Fault()
         net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), fault, nn.Linear(8, 4))
         model = DistributedDataParallel(net, **wrapped)
-        result = train(model, fault, armed="forward", action="skip", **options)
-        seen[name] = result
+        seen[name] = parts.train(model, fault, armed="forward", action="skip", **options)
     return {"seen": seen}
 
 
@@ -169,17 +154,13 @@ def mesh() -> dict[str, Any]:
     """Tensor parallelism inside sharded data parallelism, over four ranks."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
-    from torch.distributed.tensor.parallel import (
-        ColwiseParallel,
-        RowwiseParallel,
-        parallelize_module,
-    )
+    from torch.distributed.tensor import parallel
 
     torch.manual_seed(0)
     net = Net()
     both = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-    plan = {"first": ColwiseParallel(), "last": RowwiseParallel()}
-    parallelize_module(net, both["tp"], plan)
+    plan = {"first": parallel.ColwiseParallel(), "last": parallel.RowwiseParallel()}
+    parallel.parallelize_module(net, both["tp"], plan)
     for module in (net.first, net.last, net):
         fully_shard(module, mesh=both["dp"])
 
@@ -187,21 +168,20 @@ def mesh() -> dict[str, Any]:
         made = torch.Generator().manual_seed(100 * step + rank() // 2)
         return torch.randn(3, 4, generator=made)
 
-    return train(net, net.fault, armed="forward", where=(3,), data=data)
+    return parts.train(net, net.fault, armed="forward", where=(3,), data=data)
 
 
 @scenario
 def bad_shard() -> dict[str, Any]:
     """A weight is bad in the shard of one rank before the step."""
-    model, fault = fsdp()
+    model, fault = parts.fsdp()
 
     def data(step: int) -> torch.Tensor:
         if step == BAD_STEP and rank() == 1:
-            with torch.no_grad():
-                model.first.weight.to_local()[0, 0] = float("inf")
+            model.first.weight.data.to_local()[0, 0] = float("inf")
         return batch(step)
 
-    return train(model, fault, data=data)
+    return parts.train(model, fault, data=data)
 
 
 def send_on(x: torch.Tensor | None, shape: tuple[int, ...], source: int, target: int) -> Any:
@@ -235,7 +215,7 @@ def pipeline(armed: str, where: int) -> dict[str, Any]:
         optimizer.step()
 
     with anynan.torch.track(stage):
-        return until_bad(step)
+        return parts.until_bad(step)
 
 
 SCENARIOS |= {
@@ -249,7 +229,7 @@ def apart() -> dict[str, Any]:
     """Without the knob a rank raises at once, in the layer, and tells nobody."""
     torch.manual_seed(0)
     net = Net()
-    return train(net, net.fault, armed="forward", across_ranks=False)
+    return parts.train(net, net.fault, armed="forward", across_ranks=False)
 
 
 @scenario
@@ -266,7 +246,7 @@ def scaler() -> dict[str, Any]:
         scale.update()
 
     with anynan.torch.track(model):
-        return until_bad(step)
+        return parts.until_bad(step)
 
 
 @scenario
@@ -275,25 +255,22 @@ def refused() -> dict[str, Any]:
 
     class Picky(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            if not torch.isfinite(x).all():
-                msg = "no NaN here"
-                raise ValueError(msg)
-            return x
+            if torch.isfinite(x).all():
+                return x
+            raise ValueError("no NaN here")
 
     torch.manual_seed(0)
     fault = Fault()
     net = nn.Sequential(nn.Linear(4, 4), fault, Picky())
-    step = stepping(net)
-    with heard() as said:
+    step = parts.stepping(net)
+    with parts.heard() as said:
         tracker = anynan.torch.track(net)
-        for at in range(STEPS):
-            fault.armed = "forward" if at == BAD_STEP else ""
-            try:
+        with suppress(ValueError):
+            for at in range(STEPS):
+                fault.armed = "forward" if at == BAD_STEP else ""
                 step(at)
-            except ValueError:
-                break
         tracker.remove()
-    return {"stopped": at, "warnings": said, "events": [told(e) for e in tracker.events]}
+    return {"stopped": at, "warnings": said, "events": [parts.told(e) for e in tracker.events]}
 
 
 def killed(victim: int) -> dict[str, Any]:
@@ -304,7 +281,6 @@ def killed(victim: int) -> dict[str, Any]:
     torch.manual_seed(0)
     net = Net()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    seen: dict[str, Any] = {"error": None}
     anynan.torch.track(net)
     try:
         for at in range(STEPS):
@@ -315,8 +291,8 @@ def killed(victim: int) -> dict[str, Any]:
                 os._exit(7)
             optimizer.step()
     except (RuntimeError, anynan.AnomalyError) as error:
-        seen.update(error=type(error).__name__, message=str(error))
-    return seen | {"stopped": at}
+        return {"error": type(error).__name__, "message": str(error), "stopped": at}
+    return {"error": None, "stopped": at}
 
 
 SCENARIOS |= {f"killed_{victim}": functools.partial(killed, victim) for victim in (0, 2)}
@@ -324,8 +300,8 @@ SCENARIOS |= {f"killed_{victim}": functools.partial(killed, victim) for victim i
 
 def lonely(tracks: bool, leaves: int) -> dict[str, Any]:
     torch.manual_seed(0)
-    step = stepping(model := DistributedDataParallel(Net()))
-    with heard() as said:
+    step = parts.stepping(model := DistributedDataParallel(Net()))
+    with parts.heard() as said:
         tracker = anynan.torch.track(model) if tracks else None
         for at in range(STEPS):
             if at == leaves and tracker is not None:
@@ -340,12 +316,8 @@ def lonely(tracks: bool, leaves: int) -> dict[str, Any]:
 @scenario
 def one_tracks() -> dict[str, Any]:
     """The first scenario of its run: what tracked before would count."""
-    from anynan.torch.distributed import links
-
-    grace, links.GRACE = links.GRACE, timedelta(seconds=1)
-    seen = lonely(rank() == 0, STEPS)
-    links.GRACE = grace
-    return seen
+    with patch("anynan.torch.distributed.links.GRACE", timedelta(seconds=1)):
+        return lonely(rank() == 0, STEPS)
 
 
 @scenario
@@ -356,21 +328,18 @@ def one_leaves() -> dict[str, Any]:
 @scenario
 def one_does_not_come() -> dict[str, Any]:
     """Rank 1 skips an update that the others make: they wait for a bounded time."""
-    from anynan.torch.distributed import links
-
-    patience, links.PATIENCE = links.PATIENCE, timedelta(seconds=1)
-    roll_call, links.ROLL_CALL = links.ROLL_CALL, timedelta(seconds=1)
+    second = timedelta(seconds=1)
     torch.manual_seed(0)
     net = Net()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    with heard() as said, anynan.torch.track(net):
+    shorter = patch.multiple("anynan.torch.distributed.links", PATIENCE=second, ROLL_CALL=second)
+    with shorter, parts.heard() as said, anynan.torch.track(net):
         for at in range(STEPS):
             optimizer.zero_grad()
             net(batch(at)).square().mean().backward()
             if rank() == 0 or at == 0:
                 optimizer.step()
         dist.barrier()
-    links.PATIENCE, links.ROLL_CALL = patience, roll_call
     return {"stopped": at, "warnings": said}
 
 
@@ -381,7 +350,7 @@ def run(number: int, ranks: int, names: str, folder: Path) -> None:
     torch.use_deterministic_algorithms(True)
     dist.init_process_group("gloo", timeout=timedelta(seconds=30))
     for name in names.split():
-        with hearing():
+        with parts.hearing():
             result = {"rank": rank(), "scenario": name, **SCENARIOS[name]()}
         (folder / f"{name}.{rank()}.json").write_text(json.dumps(result))
         dist.barrier()

@@ -2,17 +2,16 @@
 
 import json
 import re
-import subprocess
-import sys
 from functools import cache
-from pathlib import Path
 
 import pytest
 import torch
 
+from tests.processes import ROOT, python
+
 pytestmark = pytest.mark.tier(2)
 
-README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 FIRST = re.search(r"```python\n(.*?)```", README, re.DOTALL)
 
 # What such a build does: it says that it is one, and every question to the driver raises.
@@ -34,12 +33,11 @@ TRAIN = """
 import anynan, torch
 model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Dropout(0.5), torch.nn.Linear(3, 1))
 optimizer = torch.optim.AdamW(model.parameters())
-@anynan.torch.track(level="{level}", read="{read}")
+@anynan.torch.track(level="{level}")
 def step(x):
     loss = model(x).square().mean()
     loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
+    optimizer.step(); optimizer.zero_grad()
     return loss
 for _ in range(3):
     step(torch.randn(4, 3))
@@ -52,7 +50,7 @@ print(len(step.history), "steps")
 RUN = """
 import contextlib, io, json, sys, traceback
 said = {}
-for name, code in json.load(sys.stdin).items():
+for name, code in json.loads(sys.argv[1]).items():
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(out):
         try:
             exec(compile(code, name, "exec"), {"__name__": "__main__"})
@@ -68,21 +66,17 @@ json.dump(said, sys.stdout)
 PROGRAMS = {
     "README": FIRST[1],
     "demo": DEMO,
-    "layer": TRAIN.format(level="layer", read="auto"),
-    "operation": TRAIN.format(level="operation", read="auto"),
+    "layer": TRAIN.format(level="layer"),
+    "operation": TRAIN.format(level="operation"),
 }
 programs = pytest.mark.parametrize("program", PROGRAMS)
 
 
 @cache
 def said(before: str) -> dict[str, str]:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", before + RUN], input=json.dumps(PROGRAMS),
-        capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+    done = python("-W", "ignore", "-c", before + RUN, json.dumps(PROGRAMS), cwd=ROOT)
     assert done.returncode == 0, done.stderr
-    found: dict[str, str] = json.loads(done.stdout)
-    return found
+    return json.loads(done.stdout)
 
 
 def check(program: str, everything: str) -> None:
