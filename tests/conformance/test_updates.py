@@ -3,124 +3,35 @@
 import functools
 import math
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import numpy as np
 import pytest
 
 import anynan
+from tests.conformance.programs import Asked, Run, with_jax, with_mlx, with_tensorflow, with_torch
 from tests.flat import split
 
 X = np.random.default_rng(0).normal(size=(8, 300)).astype(np.float32)
 W = np.random.default_rng(1).normal(size=(300, 300)).astype(np.float32) / 30
-
-# A tracker, a training step with a learning rate, and what the weights are.
-Made = tuple[Any, Callable[..., Any], Callable[[], list[Any]]]
+ASKED = Asked(W, whole=True)
 
 
-def with_torch(**options: Any) -> Made:
-    torch = pytest.importorskip("torch")
-    model = torch.nn.Sequential(torch.nn.Linear(300, 300), torch.nn.Linear(300, 1))
-    model[0].weight.data = torch.from_numpy(W.copy())
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-
-    def step(rate: float, x: Any = X) -> None:
-        optimizer.param_groups[0]["lr"] = rate
-        optimizer.zero_grad()
-        model(torch.from_numpy(x)).square().mean().backward()
-        optimizer.step()
-
-    tracker = anynan.torch.track(model, **split(options))
-    return tracker, step, lambda: [p.detach().numpy().copy() for p in model.parameters()]
-
-
-def with_jax(**options: Any) -> Made:
-    jax = pytest.importorskip("jax")
-    jnp = jax.numpy
-    last = jnp.full((300, 1), 0.1, jnp.float32)
-    held = {"params": {"first": {"w": jnp.asarray(W)}, "last": {"w": last}}}
-
-    def loss(params: Any, x: Any) -> Any:
-        return jnp.square(x @ params["first"]["w"] @ params["last"]["w"]).mean()
-
-    def train(params: Any, x: Any, rate: Any) -> Any:
-        value, slope = jax.value_and_grad(loss)(params, x)
-        return jax.tree.map(lambda p, g: p - rate * g, params, slope), value
-
-    tracker = anynan.jax.track(jax.jit(train, donate_argnums=0), **split(options))
-
-    def step(rate: float, x: Any = X) -> None:
-        held["params"], _ = tracker(held["params"], jnp.asarray(x), jnp.float32(rate))
-
-    return tracker, step, lambda: [np.array(x) for x in jax.tree.leaves(held["params"])]
-
-
-def with_tensorflow(*, compiled: bool = False, **options: Any) -> Made:
-    tf = pytest.importorskip("tensorflow")
-
-    class Model(tf.Module):  # type: ignore[name-defined]
-        def __init__(self) -> None:
-            super().__init__()
-            self.first = tf.Variable(W, name="first")
-            self.last = tf.Variable(np.full((300, 1), 0.1, np.float32), name="last")
-
-        def __call__(self, x: Any) -> Any:
-            return x @ self.first @ self.last
-
-    import keras
-
-    model, optimizer = Model(), keras.optimizers.SGD(0.1)
-    optimizer.build(model.trainable_variables)
-
-    def train(x: Any) -> None:
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(model(x) ** 2)
-        weights = model.trainable_variables
-        optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
-
-    tracker = anynan.tensorflow.track(model, **split(options))
-    run = tf.function(train) if compiled else train
-
-    def step(rate: float, x: Any = X) -> None:
-        optimizer.learning_rate = rate
-        run(tf.constant(x))
-
-    return tracker, step, lambda: [v.numpy().copy() for v in model.trainable_variables]
-
-
-def with_keras(**options: Any) -> Made:
+def with_keras(_: Asked, **options: Any) -> Run:
     keras = pytest.importorskip("keras")
     model = keras.Sequential([keras.Input((300,)), keras.layers.Dense(300), keras.layers.Dense(1)])
     model.compile(optimizer=keras.optimizers.SGD(0.1), loss="mse")
     tracker = anynan.keras.track(model, **split(options))
 
-    def step(rate: float, x: Any = X) -> None:
+    def call(x: Any, rate: float) -> None:
         model.optimizer.learning_rate = rate
         model.fit(x, np.ones((8, 1), np.float32), batch_size=8, verbose=0)
 
-    return tracker, step, model.get_weights
+    return Run(tracker, call, model.get_weights)
 
 
-def with_mlx(**options: Any) -> Made:
-    mx = pytest.importorskip("mlx.core")
-    from mlx import nn, optimizers, utils
-
-    model = nn.Sequential(nn.Linear(300, 300), nn.Linear(300, 1))
-    model.layers[0].weight = mx.array(W)
-    optimizer = optimizers.SGD(0.1)
-    gradients = nn.value_and_grad(model, lambda x: mx.square(model(x)).mean())
-
-    def step(rate: float, x: Any = X) -> None:
-        optimizer.learning_rate = rate
-        _, slopes = gradients(mx.array(x))
-        optimizer.update(model, slopes)
-        mx.eval(model.parameters())
-
-    tracker = anynan.mlx.track(model, **split(options))
-    return tracker, step, lambda: [np.array(x) for _, x in utils.tree_flatten(model.parameters())]
-
-
-BACKENDS: dict[str, Callable[..., Made]] = {
+BACKENDS: dict[str, Callable[..., Run]] = {
     "torch": with_torch,
     "jax": with_jax,
     "tensorflow": with_tensorflow,
@@ -134,14 +45,18 @@ def norm(arrays: list[Any]) -> float:
     return math.hypot(*(float(np.linalg.norm(x)) for x in arrays))
 
 
+def moved(before: list[Any], after: list[Any]) -> float:
+    return norm([a - b for a, b in zip(after, before, strict=True)])
+
+
 @pytest.mark.parametrize("library", BACKENDS)
 def test_one_step_in_so_many_tells_how_far_the_weights_moved(library: str) -> None:
-    tracker, step, weights = BACKENDS[library](updates=3)
-    truth = {}
+    run, truth = BACKENDS[library](ASKED, updates=3), {}
     for number in range(8):
-        before = weights()
-        step(0.0 if number == 3 else 1e-4 * (number + 1))
-        truth[number] = norm([a - b for a, b in zip(weights(), before, strict=True)]), norm(before)
+        before = run.weights()
+        run.call(X, 0.0 if number == 3 else 1e-3 * (number + 1))
+        truth[number] = moved(before, run.weights()), norm(before)
+    tracker = run.tracker
     tracker.flush()
     seen = tracker.history.updates()
     assert [number for number, _, _ in seen] == [0, 3, 6]
@@ -155,15 +70,14 @@ def test_one_step_in_so_many_tells_how_far_the_weights_moved(library: str) -> No
 
 @pytest.mark.parametrize("library", BACKENDS)
 def test_an_update_that_is_dropped_moves_nothing_and_is_not_told(library: str) -> None:
-    tracker, step, weights = BACKENDS[library](updates=1, action="skip")
-    step(0.01)
-    assert len(tracker.history.updates()) == 1
-    before = weights()
-    with pytest.warns(anynan.AnynanWarning):
-        step(0.01, np.full_like(X, 1e30))
-    assert norm([a - b for a, b in zip(weights(), before, strict=True)]) == 0
-    assert len(tracker.history.updates()) == 1
-    tracker.remove()
+    with closing(BACKENDS[library](ASKED, updates=1, action="skip")) as run:
+        run.call(X, 0.01)
+        assert len(run.tracker.history.updates()) == 1
+        before = run.weights()
+        with pytest.warns(anynan.AnynanWarning):
+            run.call(np.full_like(X, 1e30), 0.01)
+        assert moved(before, run.weights()) == 0
+        assert len(run.tracker.history.updates()) == 1
 
 
 def test_a_function_that_gives_no_weights_back_is_told_so() -> None:

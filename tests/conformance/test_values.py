@@ -28,7 +28,7 @@ def _event(recipe: Recipe, space: Space) -> anynan.Event:
         assert anynan.check(value, "x", policy=recipe.policy) is value
     assert len(record) == 1
     # A warning carries no event: make the same reading raise to see it.
-    policy = replace(recipe.policy, neginf="bad", bad=("large",))
+    policy = replace(recipe.policy, bad=("large",))
     with pytest.raises(anynan.AnomalyError) as caught:
         anynan.check(value, "x", policy=policy)
     return caught.value.event

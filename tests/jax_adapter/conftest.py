@@ -3,6 +3,8 @@
 import jax
 import pytest
 
+from tests.jax_adapter.watching import watching
+
 
 @pytest.fixture(autouse=True)
 def _narrow():
@@ -20,6 +22,13 @@ def fully_optimized():
     jax.config.update("jax_disable_most_optimizations", False)
     yield
     jax.config.update("jax_disable_most_optimizations", before)
+
+
+@pytest.fixture
+def found():
+    """Watch the whole test, and give what is found."""
+    with watching() as found:
+        yield found
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What happens to a bad step: its state, what was donated, and the next step."""
+"""What happens to a bad step: its state, what was donated, and the steps after it."""
 
 import functools
 
@@ -8,10 +8,12 @@ import optax
 import pytest
 
 import anynan
+from anynan.jax.program.evaluator import jit_once
+from anynan.jax.read import probes
+from anynan.jax.session import settlement
 from tests.failing import failure
-from tests.jax_adapter.models import same
+from tests.jax_adapter.models import OPTIMIZER, adam, same
 
-OPTIMIZER = optax.adam(1e-2)
 GOOD, BAD = jnp.array([1.0, 2.0]), jnp.array([1.0, -2.0])
 
 
@@ -46,10 +48,7 @@ def test_skip_drops_the_bad_update_and_training_goes_on():
 
 
 def test_skip_keeps_an_update_of_which_all_that_is_bad_is_allowed():
-    allow = [
-        anynan.Allow("*", "nan", "a test"),
-        anynan.Allow("model", "nan", "a test"),
-    ]
+    allow = [anynan.Allow(place, "nan", "a test") for place in ("*", "model")]
     tracked = anynan.jax.track(train_step, action="skip", policy=anynan.Policy(allow=allow))
     *after, _ = tracked(*start(), BAD)
     assert not same(tuple(after), start())
@@ -61,46 +60,25 @@ def test_skip_needs_a_state_to_go_back_to():
         tracked(GOOD)
 
 
-def test_an_action_that_does_not_stop_leaves_the_results_as_they_are():
-    tracked = anynan.jax.track(train_step, action="warn")
-    with pytest.warns(anynan.AnynanWarning, match="NaN first appeared in `"):
-        out = tracked(*start(), BAD)
-    assert same(out, jax.jit(train_step)(*start(), BAD))
-    assert len(tracked.events) == 1
-
-
 def test_what_a_donation_hides_is_said_with_the_way_out():
     donating = jax.jit(train_step, donate_argnums=(0, 1))
     tracked = anynan.jax.track(donating, action="record")
     tracked(*start(), BAD)
     (event,) = tracked.events
     assert event.operation is None
-    assert (
-        "track(..., advanced=anynan.Advanced(keep_inputs=True)) keeps what is donated"
-        in event.notes[0]
-    )
-    tracked = anynan.jax.track(
-        donating, action="record", advanced=anynan.Advanced(keep_inputs=True)
-    )
+    assert "anynan.Advanced(keep_inputs=True)) keeps what is donated" in event.notes[0]
+    advanced = anynan.Advanced(keep_inputs=True)
+    tracked = anynan.jax.track(donating, action="record", advanced=advanced)
     state = start()
     tracked(*state, BAD)
     assert tracked.events[0].operation.name == "log"
     assert all(x.is_deleted() for x in jax.tree.leaves(state))
 
 
-def half_step(params, opt_state, x):
-    def loss_fn(params):
-        return (x * params["w"]).sum()
-
-    grads = jax.grad(loss_fn)(params)
-    updates, opt_state = OPTIMIZER.update(grads, opt_state)
-    return optax.apply_updates(params, updates), opt_state
-
-
 def test_an_update_from_finite_gradients_is_put_to_the_optimizer():
-    params = {"w": jnp.ones(2, jnp.float16)}
-    x = jnp.full(2, 1e-4, jnp.float16)
-    event = failure(anynan.jax.track(half_step), params, OPTIMIZER.init(params), x)
+    step, *_ = adam()
+    params, x = {"w": jnp.ones(2, jnp.float16)}, jnp.full(2, 1e-4, jnp.float16)
+    event = failure(anynan.jax.track(step), params, OPTIMIZER.init(params), x)
     assert (event.phase, event.parameter) == ("optimizer", "w")
     assert event.cause.tag == "optimizer_epsilon_underflow"
     assert "0 in float16" in event.cause.evidence
@@ -134,3 +112,69 @@ def test_the_memory_that_is_kept_does_not_grow():
         *state, _ = tracked(*state, GOOD)
         counts.append(len(jax.live_arrays()))
     assert counts[1] == counts[2] == counts[3]
+
+
+def mean_square(params, x):
+    for w in params:
+        x = jnp.tanh(x @ w)
+    return jnp.mean(x**2)
+
+
+@jax.jit
+def step(params, state, x):
+    value, gradients = jax.value_and_grad(mean_square)(params, x)
+    updates, state = OPTIMIZER.update(gradients, state, params)
+    return optax.apply_updates(params, updates), state, value
+
+
+def begun():
+    params = [0.1 * jnp.eye(3)] * 3
+    return params, OPTIMIZER.init(params)
+
+
+FINE = jnp.ones((2, 3))
+SPOILT = FINE.at[0, 0].set(jnp.nan)
+
+
+COSTS = ("flags", settlement), ("replay", settlement), ("attempt", settlement), ("worst", probes)
+
+
+@pytest.fixture
+def looks(monkeypatch):
+    """Count what a step costs beside its own run: second runs, and arrays looked at."""
+    seen = []
+    for name, owner in COSTS:
+        real = getattr(owner, name)
+        spy = lambda *a, name=name, real=real, **k: seen.append(name) or real(*a, **k)  # noqa: E731
+        monkeypatch.setattr(owner, name, spy)
+    return seen
+
+
+@pytest.mark.filterwarnings("ignore::anynan.AnynanWarning")
+@pytest.mark.parametrize("level", ["step", "layer"])
+def test_later_steps_are_judged_by_what_is_known(level, looks):
+    tracked = anynan.jax.track(step, action="warn", level=level)
+    params, state = begun()
+    for x in (FINE, SPOILT, FINE):
+        params, state, _ = tracked(params, state, x)
+    assert looks
+    looks.clear()
+    for x in (FINE, FINE, SPOILT):
+        params, state, _ = tracked(params, state, x)
+    assert looks.count("flags") == looks.count("replay") == looks.count("worst") == 0
+    assert len(tracked.events) == 1
+    said = [note for note in tracked.notes if "counts as its consequence" in note]
+    assert len(said) == 1
+    assert tracked.events[0].spread.count > 3
+
+
+def test_a_fault_compiles_its_second_run_and_nothing_over_all_weights_beside_it(monkeypatch):
+    tracked = anynan.jax.track(step, action="record")
+    params, state = begun()
+    params, state, _ = tracked(params, state, FINE)
+    jit_once(probes.code)  # asks once what the compiler can do
+    compiled, real = [], jax.jit
+    monkeypatch.setattr(jax, "jit", lambda fn, **given: compiled.append(fn) or real(fn, **given))
+    tracked(params, state, SPOILT)
+    assert len(compiled) == 1  # the second run, which brings out what is told of
+    assert len(tracked.events) == 1

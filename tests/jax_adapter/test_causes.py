@@ -17,6 +17,7 @@ from anynan._diagnosis.causes import RULES
 from tests.conformance.recipes_causes import produced
 from tests.failing import failure
 from tests.flat import split
+from tests.jax_adapter.models import adam
 
 NOT_IN_JAX = {
     "product_gradient_at_zero": "the gradient of a product multiplies the other factors",
@@ -38,18 +39,12 @@ NOT_IN_JAX = {
 }
 
 
-def norm(x):
-    return jnp.linalg.norm(x)  # bad
-
-
 def test_a_norm_is_one_operation():
-    step = jax.value_and_grad(lambda params, x: norm(x * params["w"]))
-    with pytest.raises(anynan.NonFiniteError) as caught:
-        anynan.jax.track(step)({"w": jnp.ones(())}, jnp.zeros(2))
-    event = caught.value.event
+    step = jax.value_and_grad(lambda params, x: jnp.linalg.norm(x * params["w"]))  # bad
+    event = failure(anynan.jax.track(step), {"w": jnp.ones(())}, jnp.zeros(2))
     found = (event.cause.tag, event.operation.name, event.phase, event.kind)
-    assert found == ("norm_gradient_at_zero", "vector_norm", "backward", "nan"), str(caught.value)
-    assert event.operation.source.text == "return jnp.linalg.norm(x)  # bad"
+    assert found == ("norm_gradient_at_zero", "vector_norm", "backward", "nan")
+    assert event.operation.source.text.endswith("# bad")
 
 
 ELSEWHERE = {  # produced by the tests of this folder's other files
@@ -86,26 +81,14 @@ def update(rate):
     return step, params, optimizer.init(params), jnp.ones(2)
 
 
-def train(rate=1e-2):
-    optimizer = optax.adam(rate)
-
-    def step(params, opt_state, x):
-        grads = jax.grad(lambda params: (x * params["w"]).sum())(params)
-        updates, opt_state = optimizer.update(grads, opt_state)
-        return optax.apply_updates(params, updates), opt_state
-
-    params = {"w": jnp.ones(2)}
-    return step, params, optimizer.init(params)
-
-
 def test_an_optimizer_state_that_came_in_bad():
-    step, params, state = train()
+    step, params, state = adam()
     state = (state[0]._replace(mu={"w": jnp.full(2, jnp.nan)}), *state[1:])
     assert caught(step, params, state, jnp.ones(2)) == "optimizer_state_bad"
 
 
 def test_a_gradient_that_vanishes_or_jumps():
-    step, params, state = train()
+    step, params, state = adam()
     policy = anynan.Policy(vanishing=1e-6, bad=("vanishing",))
     assert caught(step, params, state, jnp.full(2, 1e-9), policy=policy) == "vanishing_gradient"
     tracked = anynan.jax.track(
@@ -134,9 +117,8 @@ def test_a_carried_state_that_grows():
     with pytest.raises(anynan.NonFiniteError) as error:
         for _ in range(40):
             h, _ = tracked(h, jnp.ones(2))
-    cause = error.value.event.cause
-    assert cause.tag == "growth_without_training", str(error.value)
-    assert "learning rate" not in cause.fix
+    assert error.value.event.cause.tag == "growth_without_training"
+    assert "learning rate" not in error.value.event.cause.fix
 
 
 def test_every_row_is_produced_or_has_its_reason():

@@ -9,33 +9,23 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from anynan._everywhere import Found, watch_everything
 from anynan.jax import eager
-from anynan.options import Options
-from tests.jax_adapter.watching import watched
-
-
-@pytest.fixture
-def found():
-    yield from watched(action="record", level="step")
+from tests.jax_adapter.watching import watching
 
 
 @pytest.mark.parametrize("read", [float, lambda x: x.item(), str, lambda x: f"{x:.3f}"])
 @pytest.mark.parametrize("goes_on", [False, True])
 def test_a_number_that_is_bad_as_it_is_read_is_told_once_though_steps_come_after_it(read, goes_on):
     plain = jax.Array.__subclasses__()[0].__float__
-    found = Found()
-    end = watch_everything(Options(action="record", level="step"), found)
-    for _ in range(1 + 5 * goes_on):
-        read(jnp.log(-jnp.ones(())))
-        if goes_on:  # it was a measure
-            jax.grad(lambda w: w**2)(1.0)
-            assert found.bad()
-    end()
-    told = [event.operation.source.text for event in found.bad()]
-    assert told == ["read(jnp.log(-jnp.ones(())))"]
-    assert not found.notes
-    assert not found.harms
+    with watching() as found:
+        for _ in range(1 + 5 * goes_on):
+            read(jnp.log(-jnp.ones(())))
+            if goes_on:  # it was a measure
+                jax.grad(lambda w: w**2)(1.0)
+                assert found.bad()
+    (event,) = found.bad()
+    assert event.operation.source.text == "read(jnp.log(-jnp.ones(())))"
+    assert (found.notes, found.harms) == ([], [])
     assert jax.Array.__subclasses__()[0].__float__ is plain
 
 
@@ -49,11 +39,10 @@ def test_of_a_bad_number_that_the_program_asked_about_and_went_on_there_is_a_not
 
 @pytest.mark.parametrize("way", ["brought", "taken"])
 def test_nan_of_numpys_is_told_in_the_line_where_it_came_in(way):
-    end = watch_everything(Options(action="record", level="step"), found := Found())
     data = np.array([[3.0, 4.0], [0.0, np.nan]], np.float32)
-    x = jnp.asarray(data) if way == "brought" else data
-    f"{jnp.mean(jnp.square(x))}"
-    end()
+    with watching() as found:
+        x = jnp.asarray(data) if way == "brought" else data
+        f"{jnp.mean(jnp.square(x))}"
     if way == "brought":
         assert [x.startswith("NaN came in from NumPy, at test_eager") for x in found.harms] == [1]
     else:
@@ -69,12 +58,10 @@ def test_nan_of_numpys_is_told_in_the_line_where_it_came_in(way):
 @pytest.mark.parametrize("many", [False, True])
 def test_a_decision_by_a_bad_number_is_told_at_its_line(decide, many):
     plain = jnp.isnan, jax.Array.__subclasses__()[0].__bool__
-    found = Found()
-    end = watch_everything(Options(action="record", level="step"), found)
-    fine, bad = jnp.ones(3) if many else jnp.ones(()), jnp.log(-jnp.ones(3 if many else ()))
-    assert not decide(fine)
-    assert decide(bad)
-    end()
+    fine = jnp.ones(3 if many else ())
+    with watching() as found:
+        assert not decide(fine)
+        assert decide(jnp.log(-fine))
     told = [line for line in found.lines() if "itself found NaN or Inf, at test_eager.py:" in line]
     names = [event.operation.name for event in found.bad()]
     assert (len(told), names) in ([(0, ["log"])] if not many else [(1, []), (0, ["log"])])
@@ -97,27 +84,24 @@ NUMPY = np.isnan, np.isfinite, np.asarray, np.array
     ],
 )
 def test_a_comparison_or_numpys_look_at_a_bad_number_is_told_at_its_line(decide):
-    found = Found()
-    end = watch_everything(Options(action="record", level="step"), found)
-    decide(jnp.float32(1))
-    decide(jnp.float32(np.inf))
-    assert decide(jnp.log(-jnp.ones(())))
-    end()
+    with watching() as found:
+        decide(jnp.float32(1))
+        decide(jnp.float32(np.inf))
+        assert decide(jnp.log(-jnp.ones(())))
     (event,) = found.bad()
     assert event.operation.source.text == "assert decide(jnp.log(-jnp.ones(())))"
     assert (np.isnan, np.isfinite, np.asarray, np.array) == NUMPY
-    assert np.isnan is NUMPY[0]
 
 
 def test_what_stands_for_a_function_of_numpys_passes_for_it():
-    end = watch_everything(Options(action="record", level="step"), Found())
-    stands, table = np.isnan, {NUMPY[0]: "kept"}
-    assert table[stands] == "kept"
-    assert isinstance(stands, np.ufunc)
-    assert (stands.nin, stands.__name__, stands.reduce) == (1, "isnan", NUMPY[0].reduce)
-    assert stands(np.array([1.0, np.nan]), out=np.zeros(2, bool)).tolist() == [False, True]
-    kept = pickle.dumps([stands, np.asarray])
-    end()
+    with watching():
+        stands, table = np.isnan, {NUMPY[0]: "kept"}
+        assert table[stands] == "kept"
+        assert isinstance(stands, np.ufunc)
+        assert (stands.nin, stands.__name__, stands.reduce) == (1, "isnan", NUMPY[0].reduce)
+        assert stands(np.array([1.0, np.nan]), out=np.zeros(2, bool)).tolist() == [False, True]
+        kept = pickle.dumps([stands, np.asarray])
+    assert np.isnan is NUMPY[0]
     assert pickle.loads(kept) == [NUMPY[0], NUMPY[2]]
     assert pickle.loads(kept)[0] is NUMPY[0]
 
@@ -133,22 +117,20 @@ def test_what_stands_for_a_function_of_numpys_passes_for_it():
 )
 @pytest.mark.parametrize("again", [False, True])
 def test_what_eager_code_prints_is_followed_to_the_call_that_made_it(make, name, again):
-    end = watch_everything(Options(action="record", level="step"), found := Found())
-    for _ in range(1 + again):  # the first call of a kind is compiled, and takes another way
-        x = make(jnp.float32(2))
-    f"{x}"
-    end()
+    with watching() as found:
+        for _ in range(1 + again):  # the first call of a kind is compiled, and takes another way
+            x = make(jnp.float32(2))
+        f"{x}"
     assert [event.operation.name for event in found.bad()] == [name] * (name is not None)
     assert len(found.harms) == (name is None and bool(jnp.isnan(x)))
 
 
 @pytest.mark.parametrize("taken", [False, True])
 def test_a_nan_that_nothing_takes_is_told_at_the_end(taken):
-    end = watch_everything(Options(action="record", level="step"), found := Found())
-    x = jnp.log(jnp.arange(3.0) - 1)
-    if taken:
-        x = jnp.where(jnp.isnan(x), 0, x)
-    end()
+    with watching() as found:
+        x = jnp.log(jnp.arange(3.0) - 1)
+        if taken:
+            x = jnp.where(jnp.isnan(x), 0, x)
     assert [event.operation.name for event in found.bad()] == ["log"] * (not taken)
 
 
@@ -203,16 +185,14 @@ def test_a_number_that_is_bad_as_the_program_wrote_it_is_told_with_its_line(writ
 
 
 def test_a_best_value_that_begins_infinite_is_no_bad_number():
-    found = Found()
-    end = watch_everything(Options(action="record", level="step"), found)
-    best = min(jnp.float32(np.inf), jnp.float32(3))
-    assert np.asarray(jnp.float32(np.inf)) > best
-    mask = jnp.array([0.0, jnp.nan])
-    np.isnan(mask)
-    np.asarray(mask)
-    assert (mask != mask).any()
-    assert bool(jnp.isfinite(jnp.where(jnp.isnan(mask), 0.0, mask)).all())
-    end()
+    with watching() as found:
+        best = min(jnp.float32(np.inf), jnp.float32(3))
+        assert np.asarray(jnp.float32(np.inf)) > best
+        mask = jnp.array([0.0, jnp.nan])
+        np.isnan(mask)
+        np.asarray(mask)
+        assert (mask != mask).any()
+        assert bool(jnp.isfinite(jnp.where(jnp.isnan(mask), 0.0, mask)).all())
     assert found.harms == []
 
 

@@ -9,7 +9,7 @@ from flax import nnx
 
 import anynan
 from tests.failing import failure
-from tests.jax_adapter.models import same
+from tests.jax_adapter.models import OPTIMIZER, same
 
 X = jnp.linspace(0.1, 1, 12).reshape(3, 4)
 
@@ -40,10 +40,7 @@ class NnxNet(nnx.Module):
 
 
 def nnx_step(model, optimizer, x):
-    def loss_fn(model):
-        return (model(x) ** 2).mean()
-
-    loss, grads = nnx.value_and_grad(loss_fn)(model)
+    loss, grads = nnx.value_and_grad(lambda model: (model(x) ** 2).mean())(model)
     optimizer.update(model, grads)
     return loss
 
@@ -74,16 +71,9 @@ class EqxNet(eqx.Module):
 
 
 def eqx_step(model, opt_state, x):
-    @eqx.filter_value_and_grad
-    def loss_fn(model):
-        return jnp.mean(jax.vmap(model)(x) ** 2)
-
-    loss, grads = loss_fn(model)
+    loss, grads = eqx.filter_value_and_grad(lambda m: jnp.mean(jax.vmap(m)(x) ** 2))(model)
     updates, opt_state = OPTIMIZER.update(grads, opt_state, model)
     return eqx.apply_updates(model, updates), opt_state, loss
-
-
-OPTIMIZER = optax.adam(1e-2)
 
 
 def test_equinox_models_come_and_go_as_arguments():
@@ -114,8 +104,8 @@ def test_haiku_paths():
     params = net.init(jax.random.key(0), X)
     tracked = anynan.jax.track(lambda params, x: net.apply(params, x).sum(), action="record")
     tracked(params, X)
-    event = tracked.events[0]
-    assert (event.layer, event.operation.name) == ("net.block", "log")
+    found = tracked.events[0]
+    assert (found.layer, found.operation.name) == ("net.block", "log")
     assert {"net", "net.first", "net.block", "net.block.up"} <= paths(tracked)
 
 

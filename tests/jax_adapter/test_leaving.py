@@ -1,5 +1,6 @@
-"""An exception over a bad value takes the report along; what is donated is kept after a miss."""
+"""An exception over a bad value takes the report along, in a step and in code outside of any."""
 
+import os
 from functools import partial
 
 import equinox as eqx
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 import anynan
+from tests.jax_adapter.watching import watching
 
 
 def raised(run):
@@ -44,11 +46,8 @@ def loop(x):
     return jax.lax.scan(lambda carry, row: (carry, result(row)), 0.0, x)[1]
 
 
-WAYS = [result, effect, condition, loop]
-
-
 @pytest.mark.parametrize("action", ["raise", "record"])
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+@pytest.mark.parametrize("way", [result, effect, condition, loop], ids=lambda way: way.__name__)
 @pytest.mark.parametrize("lag", [0, 1])
 def test_an_exception_over_a_bad_value_takes_the_report_along(way, action, lag):
     @jax.jit
@@ -181,19 +180,73 @@ def test_what_ends_a_step_that_gave_its_state_away_says_what_is_known():
     assert note.endswith("bad values are in x [crash-unread]")
 
 
-def logarithm(x):
-    y = jnp.log(x) * 2
-    assert jnp.isfinite(y).all()
-    return y.sum()
+def kernel(x):
+    return jnp.exp(x)
 
 
-def test_an_assert_of_eager_code_takes_the_report_along():
-    before = jnp.log
-    tracker = anynan.track(logarithm)
-    error = raised(lambda: tracker(jnp.array([1.0, -1.0])))
-    (event,) = tracker.events
-    assert (event.operation.name, event.cause.tag) == ("log", "log_of_negative")
-    assert event.operation.source.text == "y = jnp.log(x) * 2"
-    assert isinstance(error.__cause__, AssertionError)
-    assert isinstance(error, anynan.NonFiniteError)
-    assert jnp.log is before
+class Data:
+    """Ask for a shape, as a class of a library's does."""
+
+    def __init__(self, x):
+        assert x.shape
+        self.x = x
+
+
+jax.tree_util.register_pytree_node(Data, lambda d: ((d.x,), None), lambda _, x: Data(*x))
+
+
+@pytest.mark.parametrize(
+    ("line", "name", "text"),
+    [
+        ("scale = x / (x - x)", "divide", "scale = x / (x - x)"),
+        ("scale = jnp.log(-Data(x).x)", "log", "scale = jnp.log(-Data(x).x)"),
+        ("scale = kernel(x * 100)", "exp", "return jnp.exp(x)"),
+        ("checked(jnp.sqrt(-x)); scale = x", "sqrt", "checked(jnp.sqrt(-x)); scale = x"),
+    ],
+)
+@pytest.mark.parametrize("action", ["record", "raise"])
+def test_an_exception_of_a_function_that_a_library_called_names_what_it_computed(
+    line, name, text, action, library, tmp_path
+):
+    path = tmp_path / "sampling.py"
+    path.write_text(f"def model(x):\n    y = x * 2\n    {line}\n    return checked(scale * y)\n")
+    os.utime(path, (1, 1))  # a file that was written since may say something else
+    scope = {"jnp": jnp, "kernel": kernel, "Data": Data, "checked": library["checked"]}
+    exec(compile(path.read_text(), str(path), "exec"), scope)
+    with watching(action) as found:
+        with pytest.raises(ValueError, match="invalid scale") as caught:
+            library["sampled"](scope["model"], jnp.full(2, 2.0))
+        found.ended_by = caught.value
+    (event,) = found.bad()
+    assert (event.operation.name, event.operation.source.text) == (name, text)
+    assert event.cause.tag != "unknown"
+
+
+@pytest.mark.parametrize("way", ["compiled", "sampled"])
+def test_an_exception_that_comes_of_no_number_is_left_alone(way, library):
+    def model(x):
+        y = calls.append(x) or jnp.log(x)
+        return (y @ jnp.ones((5, 2))).sum()
+
+    calls = []
+    with watching() as found:
+        before = found.added  # TensorFlow's watcher, where it is imported
+        with pytest.raises(TypeError, match="dot_general") as caught:
+            library["sampled"](library[way](model) if way != "sampled" else model, jnp.ones(3))
+        found.ended_by = caught.value
+    assert (len(calls), found.events, found.harms, found.added) == (1, [], [], before)
+
+
+def test_what_a_function_computed_that_has_returned_is_told_and_not_called_again(library):
+    def alone(x):
+        calls.append(x)
+        return jnp.log(-x)
+
+    calls = []
+    with watching() as found:
+        with pytest.raises(ValueError, match="invalid scale") as caught:
+            library["checked"](alone(jnp.ones(2)))
+        found.ended_by = caught.value
+    assert len(calls) == 1
+    (event,) = found.bad()
+    assert event.operation.source.text == "return jnp.log(-x)"

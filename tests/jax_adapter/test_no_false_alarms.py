@@ -33,17 +33,18 @@ def small_floats(x):
     return y, x.astype(jnp.float8_e5m2), x.astype(jnp.int4), y.astype(jnp.float32)
 
 
+def integers_and_booleans(x, y):
+    return x // 2, y | True, x.sum()
+
+
+def zero_sized(x):
+    return x, x.sum(), jnp.zeros((0, 3)) @ jnp.zeros((3, 2))
+
+
 CASES = {
     "masked_softmax": (masked_softmax, X.at[1].set(1.0)),
-    "integers_and_booleans": (
-        lambda x, y: (x // 2, y | True, x.sum()),
-        jnp.arange(3),
-        jnp.ones(2, bool),
-    ),
-    "zero_sized": (
-        lambda x: (x, x.sum(), jnp.zeros((0, 3)) @ jnp.zeros((3, 2))),
-        jnp.zeros((0, 4)),
-    ),
+    "integers_and_booleans": (integers_and_booleans, jnp.arange(3), jnp.ones(2, bool)),
+    "zero_sized": (zero_sized, jnp.zeros((0, 4))),
     "small_floats": (small_floats, X),
     "old_style_key": (lambda k, x: jax.random.normal(k) + x, jax.random.PRNGKey(0), X),
     "typed_key": (random_numbers, jax.random.key(0), X),

@@ -5,9 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import anynan
-from anynan._everywhere import Found, watch_everything
-from anynan.options import Options
+from tests.jax_adapter.watching import watching
 from tests.tiers import first
 
 
@@ -35,30 +33,17 @@ def tell(state, tries, scores):
     }
 
 
-def line_by_line(start, ask, rate, tell):
-    state = start(jnp.zeros(3))
-    for n in range(5):
-        tries = ask(state)
-        state = tell(state, tries, rate(tries, n))
-
-
-def in_a_loop(start, ask, rate, tell):
-    def body(state, n):
-        tries = ask(state)
-        return tell(state, tries, rate(tries, n)), tries.min()
-
-    jax.lax.scan(body, start(jnp.zeros(3)), jnp.arange(5))
-
-
-def in_a_step(start, ask, rate, tell):
-    @jax.jit
-    def step(state, n):
-        tries = ask(state)
-        return tell(state, tries, rate(tries, n)), tries.min()
-
-    state = start(jnp.zeros(3))
+def line_by_line(state, step):
     for n in range(5):
         state, _ = step(state, n)
+
+
+def in_a_loop(state, step):
+    jax.lax.scan(step, state, jnp.arange(5))
+
+
+def in_a_step(state, step):
+    line_by_line(state, jax.jit(step))
 
 
 @pytest.mark.parametrize("fault", [None, 3, 0])
@@ -69,13 +54,15 @@ def test_a_state_that_begins_as_nan_is_no_fault_and_hides_none(way, run, fault, 
         scores = jnp.abs(tries - 1).sum(-1)
         return scores if fault is None else scores + jnp.where(n >= fault, jnp.sqrt(-scores), 0)
 
-    found = Found()
-    end = watch_everything(Options(action="record", level="step"), found)
-    try:
+    with watching() as found:
         made = {"library": library["compiled"], "compiled": jax.jit, "eager": lambda fn: fn}[way]
-        run(made(init), made(ask), rate, made(tell))
-    finally:
-        end()
+        asked, told = made(ask), made(tell)
+
+        def step(state, n):
+            tries = asked(state)
+            return told(state, tries, rate(tries, n)), tries.min()
+
+        run(made(init)(jnp.zeros(3)), step)
     assert not (found.harms or [note for note in found.notes if "unwatched" in note])
     names = {event.operation.name for event in found.bad()}
     assert names == (set() if fault is None else {"sqrt"}), (found.bad(), found.notes)
@@ -83,14 +70,12 @@ def test_a_state_that_begins_as_nan_is_no_fault_and_hides_none(way, run, fault, 
 
 @pytest.mark.parametrize("read", ["compiled", "eager"])
 def test_a_state_that_begins_as_nan_is_told_once_something_is_computed_of_it(read):
-    found = Found()
-    end = watch_everything(Options(action="record", level="step"), found)
-    state = jax.jit(init)(jnp.zeros(3))
-    if read == "compiled":
-        jax.jit(lambda state, x: (x - state["best"]) ** 2)(state, jnp.ones(3))
-    else:
-        float(((jnp.ones(3) - state["best"]) ** 2).sum())
-    end()
+    def distance(state, x):
+        return ((x - state["best"]) ** 2).sum()
+
+    with watching() as found:
+        state = jax.jit(init)(jnp.zeros(3))
+        float((jax.jit(distance) if read == "compiled" else distance)(state, jnp.ones(3)))
     (event,) = found.bad()
     assert (event.operation.name, event.cause.tag) == ("full", "written_constant")
     assert event.operation.source.text == "empty = jnp.full(w.shape, jnp.nan)"
@@ -102,10 +87,6 @@ FROM_NUMPY = {"raw": np.asarray, "brought": lambda x: jnp.asarray(np.asarray(x))
 @pytest.mark.parametrize("fault", [None, "made", "used"])
 @pytest.mark.parametrize("way", FROM_NUMPY)
 def test_a_state_of_nan_from_numpy_is_no_fault_until_something_is_computed_of_it(way, fault):
-    found = Found()
-    end = watch_everything(Options(action="record", level="step"), found)
-
-    @jax.jit
     def step(state, n):
         w = 0.9 * state["w"]
         if fault == "made":
@@ -116,23 +97,10 @@ def test_a_state_of_nan_from_numpy_is_no_fault_until_something_is_computed_of_it
         }
 
     state = {"w": np.ones(3, np.float32), "seen": np.full(200, np.nan, np.float32)}
-    for n in range(6 if fault else 150):  # more often than an array is looked for
-        state = step(jax.tree.map(FROM_NUMPY[way], state), n)
-    end()
+    with watching() as found:
+        step = jax.jit(step)
+        for n in range(6 if fault else 150):  # more often than an array is looked for
+            state = step(jax.tree.map(FROM_NUMPY[way], state), n)
     assert not found.harms
     told = [event.operation.name if event.operation else event.tensor for event in found.bad()]
     assert told[:1] == {"made": ["log"], "used": ["seen"]}.get(fault, [])
-
-
-def test_what_was_told_before_a_program_began_made_nothing_of_its_state():
-    made = anynan.jax.track(jax.jit(jnp.log), action="record")
-    made(-jnp.ones(3))
-    assert made.events
-    found = Found()
-    end = watch_everything(Options(action="record", level="step"), found)
-    step = jax.jit(lambda state: {"w": state["w"] * state["seen"], "seen": state["seen"]})
-    state = {"w": jnp.full(3, 2.0), "seen": jnp.asarray(np.full(3, np.nan, np.float32))}
-    for _ in range(2):
-        state = step(state)
-    end()
-    assert [event.tensor for event in found.bad()][:1] == ["seen"]

@@ -4,35 +4,28 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import optax
 import pytest
+from flax import nnx
 
 import anynan
 from anynan.jax.graphs import graph
 from anynan.jax.program import program, signature
 from anynan.jax.read import probes
+from anynan.jax.replay import replay
+from anynan.jax.session import taps
 from tests.failing import failure
 from tests.flat import split
-
-
-async def coroutine(x):
-    return jnp.log(x)
-
-
-def test_a_function_that_returns_before_it_runs_is_refused():
-    with pytest.raises(TypeError, match="the body of an async function runs after"):
-        anynan.jax.track(functools.partial(coroutine))
 
 
 class Hostile:
     """Raise at everything but being a static part of a tree."""
 
     def __getattr__(self, name):
-        msg = f"remote attribute {name}"
-        raise RuntimeError(msg)
+        raise RuntimeError(name)
 
     def __repr__(self):
-        msg = "no repr"
-        raise RuntimeError(msg)
+        raise RuntimeError
 
 
 @functools.partial(
@@ -60,14 +53,13 @@ class Key(Hostile):
 
 @pytest.mark.parametrize("value", [1.0, -1.0])
 def test_arguments_that_raise_when_they_are_looked_at(value):
-    handle = Hostile()
+    handle, x = Hostile(), jnp.array([value])
     arguments = [
-        lambda x: (Held(x, handle), lambda a: a.x),
-        lambda x: ({Key(): x}, lambda a: next(iter(a.values()))),
-        lambda x: ((x, handle), lambda a: a[0]),
+        (Held(x, handle), lambda a: a.x),
+        ({Key(): x}, lambda a: next(iter(a.values()))),
+        ((x, handle), lambda a: a[0]),
     ]
-    for make in arguments:
-        argument, get = make(jnp.array([value]))
+    for argument, get in arguments:
 
         def fn(a, get=get):
             assert handle is not None
@@ -80,8 +72,7 @@ def test_arguments_that_raise_when_they_are_looked_at(value):
 
 
 def fail(*_args, **_kwargs):
-    msg = "broken inside"
-    raise RuntimeError(msg)
+    raise RuntimeError("broken inside")
 
 
 @pytest.mark.parametrize(
@@ -105,8 +96,6 @@ def test_a_program_that_cannot_be_taken_apart_runs_as_it_is(place, name, monkeyp
 @pytest.mark.parametrize("options", [{}, {"level": "operation"}])
 @pytest.mark.filterwarnings("ignore:anynan. level='operation' does not see")
 def test_a_replay_that_fails_leaves_a_report(options, monkeypatch):
-    from anynan.jax.replay import replay
-
     monkeypatch.setattr(replay, "record", fail)
 
     def fn(x):
@@ -139,8 +128,6 @@ def test_what_the_callers_trace_made_is_no_number(recwarn):
 
 
 def test_the_gradients_come_out_where_they_cannot_be_read(monkeypatch):
-    from anynan.jax.session import taps
-
     monkeypatch.setattr(taps, "Layers", fail)
     tracked = anynan.jax.track(lambda x: jnp.sum(x**2))
     with pytest.warns(anynan.AnynanWarning, match="gradients.*were not read.*broken inside"):
@@ -148,9 +135,6 @@ def test_the_gradients_come_out_where_they_cannot_be_read(monkeypatch):
 
 
 def test_a_cached_partial_of_nnx_trains_on():
-    nnx = pytest.importorskip("flax.nnx")
-    optax = pytest.importorskip("optax")
-
     def trained(wrap):
         model = nnx.Linear(2, 1, rngs=nnx.Rngs(0))
         optimizer = nnx.Optimizer(model, optax.sgd(1e-3), wrt=nnx.Param)

@@ -7,19 +7,8 @@ import jax.numpy as jnp
 import pytest
 
 import anynan
+from tests.failing import failure
 from tests.jax_adapter.models import made, same
-
-
-def counted(fn):
-    """Count how often a function is traced."""
-
-    @functools.wraps(fn)
-    def counting(*args, **kwargs):
-        counting.traces += 1
-        return fn(*args, **kwargs)
-
-    counting.traces = 0
-    return counting
 
 
 def test_a_training_step_returns_what_the_jitted_one_returns():
@@ -35,22 +24,19 @@ def test_a_training_step_returns_what_the_jitted_one_returns():
 
 
 def test_it_is_traced_once_for_each_kind_of_arguments():
-    step = counted(lambda x: (x * 2).sum())
-    tracked = anynan.jax.track(step)
+    traces = []
+    tracked = anynan.jax.track(lambda x: traces.append(x) or (x * 2).sum())
     for size in (3, 3, 4, 3, 4):
         tracked(jnp.ones(size))
-    assert step.traces == 2
+    assert len(traces) == 2
     tracked(jnp.ones(3, jnp.float16))
-    assert step.traces == 3
+    assert len(traces) == 3
 
 
 def test_the_layer_the_operation_and_the_line_are_named():
     step, *state = made("log")
-    with pytest.raises(anynan.NonFiniteError) as caught:
-        anynan.jax.track(step)(*state)
-    event = caught.value.event
+    event = failure(anynan.jax.track(step), *state)
     assert (event.layer, event.phase, event.kind) == ("head", "forward", "nan")
-    assert event.operation.name == "log"
     assert event.operation.source.text == "return jnp.log(x)"
     assert event.cause.tag == "log_of_negative"
     assert [name for name, _ in event.trail] == ["block_0", "block_1", "head"]
@@ -80,9 +66,7 @@ def test_an_array_in_the_closure_and_a_decorator():
 
     step(jnp.ones(3))
     assert (step.__name__, step.__doc__) == ("step", "Say what it does.")
-    (event,) = step.events
-    assert event.operation.name == "divide"
-    assert event.cause.tag == "divide_by_zero"
+    assert [event.cause.tag for event in step.events] == ["divide_by_zero"]
 
 
 def test_a_tracked_function_inside_another_is_watched_by_the_outer_one():
@@ -93,13 +77,13 @@ def test_a_tracked_function_inside_another_is_watched_by_the_outer_one():
 
 
 def test_unfit_targets():
-    with pytest.raises(TypeError, match="takes a function of arrays, not int"):
-        anynan.jax.track(3)
-    with pytest.raises(TypeError, match="not the class Dense"):
-        anynan.jax.track(type("Dense", (), {}))
-    tracked = anynan.jax.track(jnp.sin)
-    with pytest.raises(TypeError, match="a tracker already"):
-        anynan.jax.track(tracked)
+    for target, said in (
+        (3, "takes a function of arrays, not int"),
+        (type("Dense", (), {}), "not the class Dense"),
+        (anynan.jax.track(jnp.sin), "a tracker already"),
+    ):
+        with pytest.raises(TypeError, match=said):
+            anynan.jax.track(target)
 
 
 def test_layers_are_chosen_by_patterns():

@@ -4,6 +4,7 @@ import functools
 import gc
 import sys
 
+import equinox
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,17 +15,7 @@ from jax import export
 import anynan
 from anynan.jax.program import watch
 from anynan.jax.session.session import Session
-from tests.jax_adapter.watching import watched
-
-
-@pytest.fixture
-def found():
-    yield from watched(action="record", level="step")
-
-
-@pytest.fixture
-def skipping():
-    yield from watched(action="skip", level="step")
+from tests.jax_adapter.watching import watching
 
 
 def loss(w, x):
@@ -122,11 +113,11 @@ def test_what_is_wrong_with_the_program_is_its_own_error(found):
     assert found.lines() == []
 
 
-def test_a_function_without_a_state_to_give_back_is_only_warned_of(skipping):
-    with pytest.warns(anynan.AnynanWarning, match="the logarithm of a negative number"):
+def test_a_function_without_a_state_to_give_back_is_only_warned_of():
+    with watching("skip"), pytest.warns(anynan.AnynanWarning, match="the logarithm of a") as told:
         jax.jit(jnp.log)(BAD)
-    with pytest.warns(anynan.AnynanWarning, match="the logarithm of a negative number"):
         w, _ = jax.jit(update)(jnp.ones(3), BAD)
+    assert len(told) == 2
     assert np.array_equal(w, np.ones(3))
 
 
@@ -272,25 +263,26 @@ def test_what_a_program_maps_outside_of_any_jit_is_named_by_operation_and_line(l
     assert len(found.bad()) == 1
 
 
-@pytest.mark.parametrize("loop", ["scan", "while_loop", "fori_loop"])
+def turn(x):
+    return jnp.log(x)
+
+
+LOOPS = {
+    "scan": lambda x, n: jax.lax.scan(lambda x, _: (turn(x), None), x, None, length=n)[0],
+    "while": lambda x, n: jax.lax.while_loop(
+        lambda s: s[1] < n, lambda s: (turn(s[0]), s[1] + 1), (x, 0)
+    )[0],
+    "fori": lambda x, n: jax.lax.fori_loop(0, n, lambda _, x: turn(x), x),
+}
+
+
+@pytest.mark.parametrize("loop", LOOPS)
 def test_a_loop_outside_of_any_jit_is_named_by_operation_and_line(loop, found):
-    def turn(x, *_):
-        return jnp.log(x)
-
-    def run(times):
-        go = getattr(jax.lax, loop)
-        if loop == "scan":
-            return go(lambda x, _: (turn(x), None), x, None, length=times)[0]
-        if loop == "while_loop":
-            return go(lambda s: s[1] < times, lambda s: (turn(s[0]), s[1] + 1), (x, 0))[0]
-        return go(0, times, lambda _, x: turn(x), x)
-
     x = jnp.full(2, 3.0)
-    assert not bool(jnp.isnan(run(2)).any())
+    assert not bool(jnp.isnan(LOOPS[loop](x, 2)).any())
     assert found.events == []
-    assert bool(jnp.isnan(run(5)).all())
+    assert bool(jnp.isnan(LOOPS[loop](x, 5)).all())
     (event,) = found.bad()
-    assert event.operation.name == "log"
     assert event.operation.source.text == "return jnp.log(x)"
 
 
@@ -309,11 +301,10 @@ def test_what_a_reported_function_made_is_no_fault_of_the_next(found):
     def evaluate(state, x):
         return jnp.mean(jnp.tanh(x @ state[0]))
 
-    state = jnp.ones((3, 2)), jnp.zeros((3, 2))
+    state, x = (jnp.ones((3, 2)), jnp.zeros((3, 2))), jnp.ones((4, 3))
     for _ in range(2):
-        state = update(state, jnp.ones((4, 3)))
-        state = jax.tree.map(lambda a: a * 1, state)
-        evaluate(state, jnp.ones((4, 3)))
+        state = jax.tree.map(lambda a: a * 1, update(state, x))
+        evaluate(state, x)
     assert [event.operation.name for event in found.bad()] == ["sqrt"]
     lines = found.lines()
     assert not any("evaluate: nothing went bad" in line for line in lines)
@@ -377,24 +368,11 @@ def test_an_nnx_module_that_holds_itself_runs_unwatched(found):
 
 
 def test_what_compiles_beside_jax_is_found_by_name(found):
-    nnx = pytest.importorskip("flax.nnx")
-    equinox = pytest.importorskip("equinox")
-
-    @nnx.jit
-    def one(model, x):
-        return jnp.sqrt(model(x)).sum()
-
-    @equinox.filter_jit
-    def two(model, x):
-        return (jax.vmap(model)(x) / 0.0).sum()
-
-    @jax.pmap
-    def three(x):
-        return jnp.log(x)
-
+    one = nnx.jit(lambda model, x: jnp.sqrt(model(x)).sum())
     one(nnx.Linear(3, 1, use_bias=False, kernel_init=nnx.initializers.ones, rngs=nnx.Rngs(0)), BAD)
+    two = equinox.filter_jit(lambda model, x: (jax.vmap(model)(x) / 0.0).sum())
     two(equinox.nn.Linear(3, 1, key=jax.random.key(0)), BAD)
-    three(BAD[:1])
+    jax.pmap(lambda x: jnp.log(x))(BAD[:1])
     assert [event.operation.name for event in found.events] == ["sqrt", "divide", "log"]
 
 
