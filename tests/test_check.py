@@ -63,8 +63,7 @@ def test_large_is_an_anomaly_but_not_non_finite() -> None:
     policy = anynan.Policy(large=10, bad=("large",))
     with pytest.raises(anynan.AnomalyError) as caught:
         anynan.check(np.array([1.0, -11.0]), policy=policy)
-    assert not isinstance(caught.value, anynan.NonFiniteError)
-    assert caught.value.event.kind == "large"
+    assert (type(caught.value), caught.value.event.kind) == (anynan.AnomalyError, "large")
     assert anynan.check(10.0, policy=policy) == 10.0
 
 
@@ -137,11 +136,9 @@ def test_plain_values_that_cannot_be_bad_pass(x: Any) -> None:
 
 
 def test_an_unreadable_array_is_named_by_its_path() -> None:
-    class Opaque:
-        shape, dtype = (3,), "float32"
-
+    opaque = type("Opaque", (), {"shape": (3,), "dtype": "float32"})
     with pytest.raises(TypeError, match=r"^batch\['spec'\]: anynan cannot read .*Opaque"):
-        anynan.check({"spec": Opaque()}, "batch")
+        anynan.check({"spec": opaque()}, "batch")
 
 
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "c8", "c16", "g", "bfloat16"])

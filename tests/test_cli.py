@@ -4,6 +4,7 @@ import sys
 import types
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock, call
 
 import pytest
 
@@ -14,52 +15,39 @@ from tests.processes import python
 BUGS = {"first": "the default", "second": "another"}
 
 
-class Calls(list[tuple[str, dict[str, Any]]]):
-    """Stand in for a demo: note how it was called."""
-
-    def main(self, bug: str, **options: Any) -> int:
-        self.append((bug, options))
-        return 0
-
-
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
-    """Two adapters, of which the first one's framework is missing."""
-    noted = Calls()
+def demo(monkeypatch: pytest.MonkeyPatch) -> Mock:
+    """The demo of two adapters, of which the first one's framework is missing."""
+    main = Mock(return_value=0)
     fake = types.ModuleType("anynan.fake.demo")
-    vars(fake).update(BUGS=BUGS, main=noted.main)
+    vars(fake).update(BUGS=BUGS, main=main)
     monkeypatch.setitem(sys.modules, "anynan.fake", types.ModuleType("anynan.fake"))
     monkeypatch.setitem(sys.modules, "anynan.fake.demo", fake)
     monkeypatch.setattr(cli, "demos", lambda: ["missing", "fake"])
-    return noted
+    return main
 
 
-def test_the_first_installed_framework_and_its_first_bug_are_the_default(calls: Calls) -> None:
-    assert cli.main(["demo"]) == 0
-    assert calls == [("first", {"fixed": False, "steps": None, "seed": 0})]
-
-
-def test_options_reach_the_demo(calls: Calls) -> None:
+def test_options_reach_the_demo_of_the_first_installed_framework(demo: Mock) -> None:
     words = ["--framework", "fake", "--bug", "second", "--fixed", "--steps", "7", "--seed", "3"]
-    assert cli.main(["demo", *words]) == 0
-    assert calls == [("second", {"fixed": True, "steps": 7, "seed": 3})]
+    assert cli.main(["demo"]) == cli.main(["demo", *words]) == 0
+    assert demo.call_args_list == [
+        call("first", fixed=False, steps=None, seed=0),
+        call("second", fixed=True, steps=7, seed=3),
+    ]
 
 
-def test_an_interrupt_is_quiet(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(bug: str, **options: Any) -> int:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(sys.modules["anynan.fake.demo"], "main", interrupted)
+def test_an_interrupt_is_quiet(demo: Mock) -> None:
+    demo.side_effect = KeyboardInterrupt
     assert cli.main(["demo"]) == 130
 
 
-def test_list_names_the_bugs(calls: Calls, capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_names_the_bugs(demo: Mock, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["demo", "--list"]) == 0
     assert capsys.readouterr().out.splitlines() == ["first   the default", "second  another"]
-    assert not calls
+    assert not demo.called
 
 
-def test_a_missing_framework_is_one_line(calls: Calls, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_framework_is_one_line(demo: Mock, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["demo", "--framework", "missing"]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
 
