@@ -4,7 +4,7 @@ import sys
 import types
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock, call
+from unittest import mock
 
 import pytest
 
@@ -16,9 +16,9 @@ BUGS = {"first": "the default", "second": "another"}
 
 
 @pytest.fixture
-def demo(monkeypatch: pytest.MonkeyPatch) -> Mock:
+def demo(monkeypatch: pytest.MonkeyPatch) -> mock.Mock:
     """The demo of two adapters, of which the first one's framework is missing."""
-    main = Mock(return_value=0)
+    main = mock.Mock(return_value=0)
     fake = types.ModuleType("anynan.fake.demo")
     vars(fake).update(BUGS=BUGS, main=main)
     monkeypatch.setitem(sys.modules, "anynan.fake", types.ModuleType("anynan.fake"))
@@ -27,27 +27,29 @@ def demo(monkeypatch: pytest.MonkeyPatch) -> Mock:
     return main
 
 
-def test_options_reach_the_demo_of_the_first_installed_framework(demo: Mock) -> None:
+def test_options_reach_the_demo_of_the_first_installed_framework(demo: mock.Mock) -> None:
     words = ["--framework", "fake", "--bug", "second", "--fixed", "--steps", "7", "--seed", "3"]
     assert cli.main(["demo"]) == cli.main(["demo", *words]) == 0
     assert demo.call_args_list == [
-        call("first", fixed=False, steps=None, seed=0),
-        call("second", fixed=True, steps=7, seed=3),
+        mock.call("first", fixed=False, steps=None, seed=0),
+        mock.call("second", fixed=True, steps=7, seed=3),
     ]
 
 
-def test_an_interrupt_is_quiet(demo: Mock) -> None:
+def test_an_interrupt_is_quiet(demo: mock.Mock) -> None:
     demo.side_effect = KeyboardInterrupt
     assert cli.main(["demo"]) == 130
 
 
-def test_list_names_the_bugs(demo: Mock, capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_names_the_bugs(demo: mock.Mock, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["demo", "--list"]) == 0
     assert capsys.readouterr().out.splitlines() == ["first   the default", "second  another"]
     assert not demo.called
 
 
-def test_a_missing_framework_is_one_line(demo: Mock, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_framework_is_one_line(
+    demo: mock.Mock, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.main(["demo", "--framework", "missing"]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
 
