@@ -126,9 +126,6 @@ def test_an_attention_that_overflows_is_named_with_its_float32_value() -> None:
     assert tracker.count("bad") == 1
 
 
-# What the scaler skips.
-
-
 def steep(factor: float) -> nn.Module:
     """Pass values through a layer, and one that multiplies them and their gradient."""
     last = nn.Linear(2, 2, bias=False)
@@ -212,9 +209,6 @@ def test_somebody_elses_wrapper_of_the_scaler_stays() -> None:
         torch.amp.GradScaler.step = real  # type: ignore[method-assign]
     run.track("model").remove()
     assert torch.amp.GradScaler.step is real
-
-
-# A streak, or the floor.
 
 
 @circumstance("loss_scale_too_high")

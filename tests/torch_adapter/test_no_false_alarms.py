@@ -5,7 +5,6 @@ false alarm fails. ``test_without_a_guard_it_is_reported`` shows that the silenc
 """
 
 import math
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -286,18 +285,6 @@ def test_more_statistics_of_eight_bits() -> None:
     with anynan.torch.track(net, advanced=more) as tracker:
         net(torch.ones(4))
     assert tracker.events == ()
-
-
-def test_each_layer_with_an_optimizer_of_its_own() -> None:
-    net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
-    optimizers = [torch.optim.Adam(net[0].parameters()), torch.optim.SGD(net[2].parameters())]
-    with warnings.catch_warnings(action="error"), anynan.torch.track(net) as tracker:
-        for _ in range(3):
-            net(torch.randn(2, 3)).square().mean().backward()
-            for optimizer in optimizers:
-                optimizer.step()
-                optimizer.zero_grad()
-    assert tracker.notes == ()
 
 
 def test_a_buffer_that_was_bad_from_the_beginning_has_no_step_at_which_it_was_good() -> None:

@@ -10,23 +10,21 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.overrides import BaseTorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import anynan
 from anynan._everywhere import Found, watch_everything
 from anynan.options import Options
 from anynan.torch.call import noted
 from anynan.torch.private import function_modes
+from tests.torch_adapter.training import Count
 
 
 @pytest.fixture
 def found() -> Iterator[Found]:
     everything = Found()
     end = watch_everything(Options(action="record", level="step"), everything)
-    try:
-        yield everything
-    finally:
-        end()
+    yield everything
+    end()
 
 
 def net() -> nn.Sequential:
@@ -167,21 +165,11 @@ def test_each_thread_has_its_own(found: Found) -> None:
     assert {story(event)[2] for event in found.bad()} == {"entropy", "distance"}
 
 
-class Clones(TorchDispatchMode):
-    """Count the copies that are made."""
-
-    count = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.count += func is torch.ops.aten.clone.default
-        return func(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize(("size", "copies"), [(2000, noted.WRITTEN), (4, noted.WRITTEN + 3)])
 def test_a_tensor_that_lives_long_is_copied_without_end_only_if_it_is_small(found, size, copies):
     net()(torch.ones(1, 4)).sum().backward()
     average = torch.ones(size)
-    with Clones() as clones:
+    with Count() as count:
         for _ in range(noted.WRITTEN + 3):
             average.mul_(0.9)
-    assert clones.count == copies
+    assert count.seen["clone"] == copies

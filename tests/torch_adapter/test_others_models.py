@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -25,19 +26,10 @@ def named(event: anynan.Event) -> tuple[Any, ...]:
     return event.layer, event.phase, event.operation.name
 
 
-class Residual(nn.Module):
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.module(x)
-
-
 def test_a_layer_that_is_really_called_module() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), Residual(nn.Sequential(nn.Linear(4, 4))))
-    model[1].module[0].weight.data.fill_(torch.nan)
-    event = failure(anynan.torch.track, model)
+    inner = nn.Sequential(OrderedDict(module=nn.Sequential(nn.Linear(4, 4))))
+    inner.module[0].weight.data.fill_(torch.nan)
+    event = failure(anynan.torch.track, nn.Sequential(nn.Linear(4, 4), inner))
     assert (event.layer, event.parameter) == ("1.module.0", "1.module.0.weight")
 
 
@@ -118,11 +110,8 @@ def test_a_batch_that_was_bad_before_another_model_saw_it_is_the_batch() -> None
     assert bad(second)[0].phase == "input"
 
 
-# Outputs without a gradient: what a model returns beside what the loss is made of.
-
-
 class Parts(nn.Linear):
-    """Return several outputs of one layer."""
+    """Return several outputs of one layer; not all need be what the loss is made of."""
 
     def forward(self, x: Tensor) -> Any:
         return SPLITS[self.split](super().forward(x))

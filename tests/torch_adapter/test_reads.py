@@ -8,7 +8,7 @@ from torch import nn
 
 import anynan
 from tests.failing import failure
-from tests.torch_adapter.training import Count
+from tests.torch_adapter.training import Count, batch, sgd
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ from tests.torch_adapter.training import Count
 )
 def test_host_reads_of_a_tracked_step_by_what_it_returns(loss: Any, reads: int) -> None:
     model = nn.Linear(4, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = sgd(model)
 
     def step(x: torch.Tensor) -> torch.Tensor | None:
         found: torch.Tensor | None = loss(model(x), torch.zeros(3, 2))
@@ -31,13 +31,12 @@ def test_host_reads_of_a_tracked_step_by_what_it_returns(loss: Any, reads: int) 
             optimizer.step()
         return found
 
-    run = anynan.torch.track(step, advanced=anynan.Advanced(read="end"))
-    run(torch.randn(3, 4))
-    with Count() as count:
-        for _ in range(4):
-            run(torch.randn(3, 4))
+    with anynan.torch.track(step, advanced=anynan.Advanced(read="end")) as run:
+        run(batch())
+        with Count() as count:
+            for _ in range(4):
+                run(batch())
     assert count.reads == 4 * max(reads, 1)
-    run.remove()
     losses = [reading for reading in run.history if reading.phase == "loss"]
     assert len(losses) == (5 if reads else 0)
     assert all(r.lo == r.hi and r.lo > 0 for r in losses)
@@ -45,7 +44,7 @@ def test_host_reads_of_a_tracked_step_by_what_it_returns(loss: Any, reads: int) 
 
 def test_a_loss_that_is_changed_after_its_layer_is_read_again() -> None:
     model, criterion = nn.Linear(4, 2), nn.MSELoss()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = sgd(model)
 
     @anynan.torch.track(advanced=anynan.Advanced(read="end"))
     def step(x: torch.Tensor) -> torch.Tensor:

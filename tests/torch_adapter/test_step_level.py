@@ -13,7 +13,7 @@ from torch._dynamo.utils import counters
 import anynan
 from tests.failing import failure
 from tests.processes import ROOT, python
-from tests.torch_adapter.training import LINES, Fault, seed
+from tests.torch_adapter.training import LINES, Fault, seed, train
 
 pytestmark = pytest.mark.tier(2)
 
@@ -39,15 +39,7 @@ def _compiles_anew() -> Iterator[None]:
 
 def training(model: nn.Module) -> Callable[[], torch.Tensor]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-
-    def step() -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = model(torch.randn(8, 4)).square().mean()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return step
+    return lambda: train(model, optimizer, torch.randn(8, 4))
 
 
 def test_only_the_model_itself_has_hooks() -> None:

@@ -32,10 +32,8 @@ def operations(graph: Any) -> list[str]:
     return [str(node.target) for node in graph.nodes if node.op != "placeholder"]
 
 
-# What makes a graph of the model, and gives it with the result of a run of it.
-
-
 def export(model: nn.Module) -> Any:
+    """Make a graph of the model, and give it with the result of a run of it; so do the next two."""
     program = torch.export.export(model, (X,))
     return operations(program.graph), program.module()(X)
 

@@ -158,8 +158,7 @@ def writes_on_its_input(tracker: Any) -> Any:
             x.mul_(2)
             return torch.log(-1 - x.abs())
 
-    model = Model()
-    tracker(model)
+    tracker(model := Model())
     x = torch.ones(2, 2)
     model(x[0])
     return [x, x._version]
@@ -176,8 +175,7 @@ def keeps_a_tensor_attribute(tracker: Any) -> Any:
             self.seen[len(self.seen)] = 1
             return torch.log(-1 - x.abs())
 
-    model = Model()
-    tracker(model)
+    tracker(model := Model())
     model(torch.ones(2, 4))
     return [model.total, model.seen]
 

@@ -24,11 +24,6 @@ class Log(nn.Module):
         return torch.log(-1 - x * x)
 
 
-class Clean(nn.Module):
-    def forward(self, x):
-        return x * 2
-
-
 def net(*layers: nn.Module) -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4), *layers)
@@ -63,8 +58,7 @@ def train(model: Any, criterion: Any = None, steps: int = 2) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     for _ in range(steps):
         out = model(torch.ones(3, 4))
-        loss = out.square().mean() if criterion is None else criterion(out, torch.zeros(3, 4))
-        loss.backward()
+        (criterion or nn.functional.mse_loss)(out, torch.zeros_like(out)).backward()
         optimizer.step()
         optimizer.zero_grad()
 
@@ -191,7 +185,7 @@ def test_what_is_compiled_is_watched_without_a_graph_break(how: str, options, la
     torch._dynamo.reset()
     counters.clear()
     for found in watched(**options):
-        model: Any = net(Clean())
+        model: Any = net(nn.Tanh())
         module, compiled = model, {"backend": "aot_eager", "fullgraph": True}
         if how == "model":
             model = torch.compile(model, **compiled)
@@ -268,17 +262,11 @@ def test_a_view_that_a_write_has_spoiled_stops_no_call():
         def forward(ctx, x):
             return x.view_as(x)
 
-    base = torch.ones(2, requires_grad=True) * 2
+    base, model = torch.ones(2, requires_grad=True) * 2, net()
     spoiled = View.apply(base)
     with torch.no_grad():
         base.add_(1)
-
-    model = net()
-
-    @anynan.torch.track
-    def step(x):
-        return model(x) if x.sum() else x + spoiled
-
+    step = anynan.torch.track(lambda x: model(x) if x.sum() else x + spoiled)
     assert step(torch.ones(1, 4)).shape == (1, 4)
 
 
