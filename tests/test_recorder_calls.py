@@ -137,19 +137,6 @@ def test_state_two_attributes_down_is_told_in_the_step_that_spoils_it(level: Any
     assert type(network.layers[0].weight) is np.ndarray
 
 
-WEIGHT = np.ones(3)
-
-
-def test_a_global_that_the_call_spoils_is_told_in_that_step() -> None:
-    def update(x: Any) -> float:
-        global WEIGHT  # noqa: PLW0603
-        WEIGHT = WEIGHT / x
-        return 0.0
-
-    event = failing(update, np.array([1.0, 0.0, 1.0]))
-    assert event.operation.name == "divide"
-
-
 TABLE = np.ones(3)
 
 

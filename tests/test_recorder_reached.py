@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import anynan
-from tests.recording import READS, bad, caught
+from tests.recording import READS, bad, caught, recorded
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
@@ -73,9 +73,7 @@ def test_what_a_step_counts_on_and_draws_is_put_back() -> None:
         trainer = Trainer()
         step = anynan.track(trainer.step, action="record", level="step") if track else trainer.step
         out = [float(step(np.ones(2))) for _ in range(3)]
-        if track:
-            assert bad(step).operation.name == "sqrt"
-            assert bad(step).step == 1
+        assert not track or (bad(step).operation.name, bad(step).step) == ("sqrt", 1)
         after = trainer.dice.random(), trainer.coin.random(), random.random()
         return str(out), trainer.calls, trainer.log, trainer.weight.tolist(), after
 
@@ -86,9 +84,7 @@ def test_arrays_that_code_reaches_past_its_arguments_are_watched_in_a_second_run
     def step(x: np.ndarray) -> Any:
         return (x @ WEIGHT) / WEIGHT[1]
 
-    tracked = anynan.track(step, action="record", level="step")
-    tracked(np.ones(2))
-    assert bad(tracked).operation.name == "divide"
+    assert bad(recorded(step, np.ones(2), level="step")).operation.name == "divide"
     assert type(WEIGHT) is np.ndarray
 
 
@@ -99,14 +95,10 @@ def test_what_cannot_be_kept_is_named(tmp_path: Any) -> None:
         def step(x: np.ndarray) -> Any:
             return np.sqrt(x * float(next(lines)) - 0.5).sum()
 
-        tracked = anynan.track(step, action="record", level="step")
-        tracked(np.ones(2))
+        event = bad(recorded(step, np.ones(2), level="step"))
         assert next(lines) == "1\n"
-    (note,) = [note for note in bad(tracked).notes if "`lines`" in note]
+    (note,) = [note for note in event.notes if "`lines`" in note]
     assert "pass each batch as an argument" in note
-
-
-# What a fix leaves.
 
 
 @pytest.mark.parametrize("level", ["layer", "step"])
@@ -114,9 +106,7 @@ def test_a_fault_that_only_the_fix_makes_is_not_told_as_a_second_one(level: Any)
     def step(x: np.ndarray) -> Any:
         return np.exp(1 / (x * 0)).sum()  # exp(1e8), with the fix of the division
 
-    tracked = anynan.track(step, action="record", level=level)
-    tracked(np.ones(2))
-    event: Any = bad(tracked)
+    event = bad(recorded(step, np.ones(2), level=level))
     assert event.tried.outcome == "another"
     assert not event.others
     assert "is gone, but the step is not finite yet" in anynan.reports.render(event, "text")

@@ -12,7 +12,7 @@ import anynan
 from anynan._readings import history as monitor_room
 from anynan._steps import record as recording
 from anynan._steps.tracked import inside
-from tests.fake_adapter import Layer, Model, adapter_of, track
+from tests.fake_adapter import Layer, Model, track
 from tests.fake_steps import BAD, GOOD, event_of, failure, forward_only, make, one, tracked
 
 
@@ -120,31 +120,6 @@ def test_a_tracked_method_is_bound() -> None:
     assert tracker.count("bad") == 1
 
 
-def test_a_tracked_step_inside_itself_is_one_step() -> None:
-    model = make()
-    tracker: Any = None
-
-    def step(batch: Any, deep: int) -> Any:
-        return tracker(batch, deep - 1) if deep else model(batch)
-
-    tracker = track(step, model=model)
-    tracker(GOOD, 2)
-    assert tracker.history.steps() == [0]
-
-
-def test_the_users_own_exception_passes_and_the_step_still_ends() -> None:
-    model = make()
-
-    def step(batch: Any) -> Any:
-        raise KeyError(model(batch))
-
-    tracker = track(step, model=model)
-    for _ in range(2):
-        with pytest.raises(KeyError):
-            tracker(GOOD)
-    assert tracker.history.steps() == [0, 1]
-
-
 def test_the_error_crosses_processes_without_the_tracker() -> None:
     _, tracker = tracked()
     error = failure(tracker, BAD)
@@ -182,23 +157,6 @@ def test_events_are_bounded_and_still_counted(monkeypatch: pytest.MonkeyPatch) -
         layer.operations = ("copy",)
     assert [event.layer for event in tracker.events] == ["2", "3", "4"]
     assert tracker.count("bad") == 5
-
-
-def test_a_layer_called_twice_is_told_apart_by_call() -> None:
-    model = Model(Layer("a", ("log",)))
-
-    def step(batch: Any) -> Any:
-        first = model(batch)
-        return model(first.value)
-
-    def count(name: str, x: Any) -> None:
-        """Keep counting calls over root calls of one step."""
-
-    tracker = track(step, model=model)
-    adapter_of(tracker).entered = count  # type: ignore[method-assign]
-    assert event_of(tracker, [0.5, 2.0]).layer == "a"
-    last = tracker.history.last()
-    assert [reading.call for reading in last if reading.layer == "a"] == [0, 1]
 
 
 @pytest.mark.filterwarnings("ignore::anynan.AnynanWarning")

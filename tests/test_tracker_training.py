@@ -202,24 +202,3 @@ def test_a_replay_that_breaks_is_said_and_loses_nothing(monkeypatch: pytest.Monk
     event = event_of(tracker, BAD)
     assert (event.layer, event.kind) == ("blocks.0", "nan")
     assert any("StopIteration" in note for note in event.notes)
-
-
-def test_user_code_can_tell_that_it_is_replayed() -> None:
-    model = make()
-    seen: list[bool] = []
-
-    def step(batch: Any) -> Any:
-        seen.append(anynan.replaying())
-        return model(batch)
-
-    event_of(track(step, model=model), BAD)
-    assert seen == [False, True]
-    assert not anynan.replaying()
-
-
-def test_a_replay_leaves_gradients_and_history_as_they_were() -> None:
-    model, tracker = tracked(action="record")
-    tracker(BAD)
-    assert all(layer.grad is None for layer in model.layers)
-    assert tracker.history.steps() == [0]
-    assert model.updates == 1

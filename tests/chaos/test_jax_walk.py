@@ -41,27 +41,15 @@ def step(weights: Any, x: Any, bad: Any) -> Any:
     return value, jax.tree.map(lambda w, g: w - 0.1 * g, weights, slopes)
 
 
-def plainly(function: Any, weights: Any, x: Any, bad: Any) -> Any:
-    return function(weights, x, bad)
-
-
-def jitted(function: Any, weights: Any, x: Any, bad: Any) -> Any:
-    return jax.jit(lambda *args: function(*args))(weights, x, bad)
-
-
-def for_each(function: Any, weights: Any, x: Any, bad: Any) -> Any:
-    return jax.vmap(lambda row: function(weights, row, bad))(jnp.stack([x, x + 1]))
-
-
-def in_a_thread(function: Any, weights: Any, x: Any, bad: Any) -> Any:
-    return twins.threaded(lambda: function(weights, x, bad))
-
-
-def wrongly(function: Any, weights: Any, x: Any, bad: Any) -> Any:
-    return function(weights, x[:, :2], bad)
-
-
-WAYS: list[Callable[..., Any]] = [plainly, plainly, jitted, for_each, in_a_thread, wrongly]
+WAYS: dict[str, Callable[..., Any]] = {
+    "plainly": lambda fn, weights, x, bad: fn(weights, x, bad),
+    "jitted": lambda fn, *args: jax.jit(lambda *args: fn(*args))(*args),
+    "for each": lambda fn, weights, x, bad: jax.vmap(lambda row: fn(weights, row, bad))(
+        jnp.stack([x, x + 1])
+    ),
+    "in a thread": lambda fn, *args: twins.threaded(lambda: fn(*args)),
+    "wrongly": lambda fn, weights, x, bad: fn(weights, x[:, :2], bad),
+}
 
 
 def process() -> dict[str, Any]:
@@ -82,29 +70,34 @@ class Walk(twins.Doors, RuleBasedStateMachine):
         self.run: Any = self.plain
         self.weights = weights
 
-    @rule(k=twins.SEEDS, rows=st.sampled_from([4, 5]), bad=st.booleans(), way=st.sampled_from(WAYS))
-    def call(self, k: int, rows: int, bad: bool, way: Callable[..., Any]) -> None:
+    @rule(
+        k=twins.SEEDS,
+        rows=st.sampled_from([4, 5]),
+        bad=st.booleans(),
+        way=st.sampled_from(["plainly", *WAYS]),
+    )
+    def call(self, k: int, rows: int, bad: bool, way: str) -> None:
         x = jnp.asarray(np.random.default_rng(k).normal(size=(rows, 3)), dtype=jnp.float32)
         args = self.weights, x, jnp.float32(bad)
         twins.seed(k)
         with twins.quiet():
-            one = twins.outcome(lambda: way(self.plain, *args))
+            one = twins.outcome(lambda: WAYS[way](self.plain, *args))
             drawn = twins.generators()
             self.was_bad = self.was_bad or bad
             try:
-                two = twins.outcome(lambda: way(self.run, *args))
+                two = twins.outcome(lambda: WAYS[way](self.run, *args))
             except anynan.AnomalyError:
                 assert self.was_bad
                 return
         assert drawn == twins.generators()
-        if way is wrongly:  # how much of a shape error is told may differ
+        if way == "wrongly":  # how much of a shape error is told may differ
             assert one[0] == two[0]
             return
         assert jax.tree.structure(one) == jax.tree.structure(two)
         for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(two), strict=True):
             assert a.dtype == b.dtype
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
-        if way is plainly and not bad:
+        if way == "plainly" and not bad:
             self.weights = one[1]
 
     @precondition(lambda self: self.tracker is None)
