@@ -23,9 +23,11 @@ def arrays() -> Iterator[Any]:
         yield np.full(2, value)
 
 
-def generator() -> Any:
-    items = arrays()
-    return lambda: np.sqrt(next(items) - 1).sum()
+def default() -> Any:
+    def step(items: Any = arrays()) -> Any:  # noqa: B008
+        return np.sqrt(next(items) - 1).sum()
+
+    return step
 
 
 def attribute() -> Any:
@@ -44,7 +46,7 @@ def queued() -> Any:
     return lambda: np.sqrt(todo.popleft() - 1).sum()
 
 
-@pytest.mark.parametrize("make", [generator, attribute, queued])
+@pytest.mark.parametrize("make", [default, attribute, queued])
 def test_what_a_step_takes_is_given_again_and_nothing_is_lost(make: Any) -> None:
     tracked = anynan.track(make(), action="record", level="step")
     step = make()

@@ -58,13 +58,6 @@ def test_an_overflow_is_the_story_and_the_nan_it_became_is_named_beside_it() -> 
     assert event.spread.surfaced == "forward norm"
 
 
-def test_a_bad_batch_is_named_with_its_rows() -> None:
-    _, tracker = tracked()
-    event = event_of(tracker, [[1.0, 1.0], [np.nan, 1.0], [1.0, np.inf]])
-    assert (event.phase, event.tensor) == ("input", "x")
-    assert (event.cause.tag, event.cause.evidence) == ("bad_input", "2 of 3 rows are bad: 1, 2")
-
-
 def test_a_bad_weight_at_attach_is_refused_and_nothing_stays_hooked() -> None:
     model = make()
     model.layers[0].weight = np.asarray(np.nan)
