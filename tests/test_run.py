@@ -96,10 +96,7 @@ def test_the_exit_status_and_the_traceback_are_the_programs(end: str, tmp_path: 
 
 @pytest.mark.parametrize(
     ("words", "said"),
-    [
-        (("none.py",), "can't open file"),
-        (("-m", "none_of_them"), "No module named none_of_them"),
-    ],
+    [(("none.py",), "can't open file"), (("-m", "none_of_them"), "No module named none_of_them")],
 )
 def test_what_cannot_be_run_is_said(words: tuple[str, ...], said: str, tmp_path: Path) -> None:
     done = python("-m", "anynan", "run", *words, cwd=tmp_path)
