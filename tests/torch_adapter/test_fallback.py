@@ -17,10 +17,8 @@ from anynan._steps.framework import EVERY_OPERATION
 from anynan._steps.tracked import inside
 from tests.failing import failure
 from tests.flat import split
-
-
-def bad(tracker: Any) -> list[Event]:
-    return [event for event in tracker.events if event.severity == "bad"]
+from tests.torch_adapter.cause_parts import Body
+from tests.torch_adapter.training import Fault, bad, sgd, train
 
 
 def named(event: Event) -> tuple[str | None, str, str | None]:
@@ -36,10 +34,10 @@ class Odd(nn.Module):
         self.queue: SimpleQueue[Any] = SimpleQueue()
         for function in functions:
             self.queue.put(function)
-        self.runs = 0
+        self.replays = list[bool]()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.runs += 1
+        self.replays.append(anynan.replaying())
         x = self.linear(x)
         return x if self.queue.empty() else self.queue.get()(x)
 
@@ -52,6 +50,9 @@ def nan_backward(x: torch.Tensor) -> torch.Tensor:
     return (x * 0).sqrt()
 
 
+TOLD = {nan_forward: ("forward", "log"), nan_backward: ("backward", "sqrt")}
+
+
 # level="operation" saw the first run.
 
 
@@ -59,45 +60,27 @@ def nan_backward(x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("tracked", ["model", "step"])
 @pytest.mark.parametrize("fault", [nan_forward, nan_backward])
 def test_level_operation_tells_of_the_run_it_saw(fault: Any, tracked: str, read: Any) -> None:
-    calls = []
-
-    class Odds(Odd):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            calls.append(anynan.replaying())
-            return super().forward(x)
-
-    model = nn.Sequential(nn.Linear(2, 2), Odds(fault))
+    model = nn.Sequential(nn.Linear(2, 2), Odd(fault))
 
     def step(x: torch.Tensor) -> torch.Tensor:
         loss = model(x).sum()
         loss.backward()
         return loss
 
-    options: Any = {"level": "operation", "read": read, "action": "record"}
-    if tracked == "model":
-        with anynan.torch.track(model, **split(options)) as tracker:
-            step(torch.ones(2, 2))
-    else:
-        tracker = anynan.torch.track(step, **split(options))
-        tracker(torch.ones(2, 2))
+    options = split({"level": "operation", "read": read, "action": "record"})
+    with anynan.torch.track(model if tracked == "model" else step, **options) as tracker:
+        (step if tracked == "model" else tracker)(torch.ones(2, 2))
     (event,) = bad(tracker)
-    word, phase = ("log", "forward") if fault is nan_forward else ("sqrt", "backward")
-    assert named(event) == ("1", phase, word)
-    assert calls == [False]
+    assert named(event) == ("1", *TOLD[fault])
+    assert model[1].replays == [False]
     assert not event.notes
 
 
 @pytest.mark.tier(2)
 def test_level_operation_runs_compiled_code_again_which_it_cannot_see() -> None:
-    class Log(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return (x * 0 - 1).log()
-
-    model = nn.Sequential(nn.Linear(2, 2), Log())
-    compiled = torch.compile(model, backend="eager")
-    tracker = anynan.torch.track(compiled, level="operation", action="record")
-    compiled(torch.ones(2, 2)).sum().backward()
-    tracker.flush()
+    compiled = torch.compile(nn.Sequential(nn.Linear(2, 2), Body(nan_forward)), backend="eager")
+    with anynan.torch.track(compiled, level="operation", action="record") as tracker:
+        compiled(torch.ones(2, 2)).sum().backward()
     assert named(bad(tracker)[0]) == ("1", "forward", "log")
 
 
@@ -136,12 +119,10 @@ def test_the_models_own_call_is_run_again_where_the_step_shows_nothing(
     data.put(True)
     tracker()
     (event,) = bad(tracker)
-    word, phase = ("log", "forward") if fault is nan_forward else ("sqrt", "backward")
-    assert named(event) == ("fault", phase, word)
+    assert named(event) == ("fault", *TOLD[fault])
     assert event.call == 1
     assert any("the model's call alone" in note for note in event.notes)
-    grads = [p.grad for p in model.parameters()]
-    assert all(grad is not None for grad in grads)
+    assert all(p.grad is not None for p in model.parameters())
 
 
 def test_a_gradient_that_came_into_the_models_call_was_made_outside_of_it() -> None:
@@ -263,11 +244,8 @@ def test_a_bad_loss_is_told_before_the_gradients_it_spoils(way: Any, tracked: st
         loss.backward()
         return loss.detach()
 
-    with anynan.torch.track(
-        model if tracked == "model" else step,
-        advanced=anynan.Advanced(replay=False),
-        action="record",
-    ) as tracker:
+    target, advanced = model if tracked == "model" else step, anynan.Advanced(replay=False)
+    with anynan.torch.track(target, advanced=advanced, action="record") as tracker:
         (step if tracked == "model" else tracker)(torch.ones(2, 2))
     (event,) = bad(tracker)
     assert (event.layer, event.phase) == (None, "loss")
@@ -284,21 +262,16 @@ def test_a_layer_with_bad_inputs_is_not_the_origin_where_nothing_is_run_again() 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.decoder(nan_forward(self.fc(x)))
 
-    model = Net()
-    tracker = anynan.torch.track(model, advanced=anynan.Advanced(replay=False), action="record")
-    model(torch.ones(2, 2))
+    model, advanced = Net(), anynan.Advanced(replay=False)
+    with anynan.torch.track(model, advanced=advanced, action="record") as tracker:
+        model(torch.ones(2, 2))
     (event,) = bad(tracker)
     assert (event.layer, event.phase) == ("", "forward")
     assert "decoder.0 received a bad input" in event.cause.text
     assert "between fc and decoder.0, in the model's own code" in event.cause.text
-    tracker.remove()
-
-    def step(x: torch.Tensor) -> torch.Tensor:  # the parts are called, and not the model
-        return model.decoder(nan_forward(model.fc(x))).sum()
-
-    tracker = anynan.torch.track(model, advanced=anynan.Advanced(replay=False), action="record")
-    step(torch.ones(2, 2))
-    step(torch.ones(2, 2))
+    with anynan.torch.track(model, advanced=advanced, action="record") as tracker:
+        for _ in range(2):  # the parts are called, and not the model
+            model.decoder(nan_forward(model.fc(torch.ones(2, 2)))).sum()
     event = bad(tracker)[-1]
     assert (event.layer, event.phase) == (None, "loss")
     assert "between fc and decoder.0, outside what is watched" in event.cause.text
@@ -309,20 +282,13 @@ def test_a_layer_with_bad_inputs_is_not_the_origin_where_nothing_is_run_again() 
 def test_a_gradient_is_named_in_the_part_that_made_it(level: Any) -> None:
     """What comes bad into a part may be of the making of the part that took what it gave."""
 
-    class Root(nn.Module):
-        def forward(self, x: torch.Tensor, how: str) -> torch.Tensor:
-            return x + torch.sqrt(0 * x) if how == "bad" else x
-
-    model = nn.ModuleDict({"first": nn.Linear(4, 4), "root": Root(), "last": nn.Linear(4, 1)})
-
-    def step(how: str) -> None:
-        loss = model["last"](model["root"](model["first"](torch.ones(2, 4)), how)).sum()
-        (loss * (0 * loss).sqrt() if how == "loss" else loss).backward()
-
-    tracker = anynan.torch.track(model, level=level, action="record")
-    for how in ("good", "bad", "loss"):
-        step(how)
-    tracker.remove()
+    root = Fault()
+    model = nn.ModuleDict({"first": nn.Linear(4, 4), "root": root, "last": nn.Linear(4, 1)})
+    with anynan.torch.track(model, level=level, action="record") as tracker:
+        for how in ("good", "backward", "loss"):
+            root.armed = how
+            loss = model["last"](root(model["first"](torch.ones(2, 4)))).sum()
+            (loss * (0 * loss).sqrt() if how == "loss" else loss).backward()
     events = bad(tracker)
     assert [event.layer for event in events] == ["root", None]
     assert (events[0].phase, events[0].kind) == ("backward", "posinf")
@@ -355,42 +321,29 @@ class Scale(nn.Module):
         return Steep.apply(x, self.weight)  # type: ignore[no-untyped-call, no-any-return]
 
 
-def _take(model: nn.Module, gradients: Any) -> None:
+def by_hand(model: nn.Module, loss: torch.Tensor, way: str) -> None:
+    weights = list(model.parameters())
+    if way == "autograd.grad":
+        gradients: Any = torch.autograd.grad(loss, weights)
+    else:
+        loss.backward()
+        gradients = [p.grad for p in weights]
     with torch.no_grad():
-        for p, grad in zip(model.parameters(), gradients, strict=True):
+        for p, grad in zip(weights, gradients, strict=True):
             p -= 0.1 * grad
-
-
-def _by_hand(model: nn.Module, loss: torch.Tensor, *, zeroed: bool) -> None:
-    loss.backward()
-    _take(model, [p.grad for p in model.parameters()])
-    for p in model.parameters():
-        if zeroed and p.grad is not None:
-            p.grad.zero_()
-        else:
-            p.grad = None
-
-
-def _by_grad(model: nn.Module, loss: torch.Tensor) -> None:
-    _take(model, torch.autograd.grad(loss, list(model.parameters())))
-
-
-HANDS: dict[str, Callable[[nn.Module, torch.Tensor], None]] = {
-    "set to None": lambda model, loss: _by_hand(model, loss, zeroed=False),
-    "zeroed": lambda model, loss: _by_hand(model, loss, zeroed=True),
-    "autograd.grad": _by_grad,
-}
+    if way != "autograd.grad":
+        model.zero_grad(set_to_none=way == "set to None")
 
 
 @pytest.mark.parametrize("read", ["auto", "end"])
-@pytest.mark.parametrize("way", HANDS)
+@pytest.mark.parametrize("way", ["set to None", "zeroed", "autograd.grad"])
 def test_gradients_that_no_optimizer_takes_are_judged(way: str, read: Any) -> None:
     model = nn.Sequential(nn.Linear(2, 2), Scale())
     before = model[1].weight.detach().clone()
 
     def step(x: torch.Tensor) -> torch.Tensor:
         loss = model(x).sum()
-        HANDS[way](model, loss)
+        by_hand(model, loss, way)
         return loss.detach()
 
     tracker = anynan.torch.track(step, advanced=anynan.Advanced(read=read))
@@ -411,12 +364,8 @@ def test_an_optimizer_that_comes_late_takes_the_hooks_off_the_weights() -> None:
 
     def step(x: torch.Tensor) -> torch.Tensor:
         if not optimizers:
-            optimizers.append(torch.optim.SGD(model.parameters(), 0.1))
-        optimizers[0].zero_grad()
-        loss = model(x).sum()
-        loss.backward()
-        optimizers[0].step()
-        return loss.detach()
+            optimizers.append(sgd(model))
+        return train(model, optimizers[0], x)
 
     tracker = anynan.torch.track(step)
     tracker(torch.ones(2, 2))
@@ -466,17 +415,10 @@ def test_the_level_falls_again_where_nothing_comes_back(monkeypatch: pytest.Monk
     two = replace(EVERY_OPERATION, steps=2)
     monkeypatch.setattr("anynan.torch.session.session.EVERY_OPERATION", two)
     model = nn.Sequential(nn.Linear(2, 2), Odd(nan_forward))
-    model[1].runs = 0
-
-    def step(x: torch.Tensor) -> torch.Tensor:
-        return model(x).sum()
-
-    tracker = anynan.torch.track(step, action="record")
-    tracker(torch.ones(2, 2))
-    assert inside(tracker).judge.level == "operation"
-    tracker(torch.ones(2, 2))
-    tracker(torch.ones(2, 2))
-    assert inside(tracker).judge.level == "layer"
+    tracker = anynan.torch.track(lambda x: model(x).sum(), action="record")
+    for level in ("operation", "operation", "layer"):
+        tracker(torch.ones(2, 2))
+        assert inside(tracker).judge.level == level
     assert any("did not come back in 2 steps" in remark for remark in tracker.notes)
 
 
@@ -500,12 +442,7 @@ def test_a_model_that_was_dropped_before_its_backward_pass_has_its_operation(lev
     def begin() -> Any:
         model = Root()
         tracker = anynan.torch.track(model, action="record", level=level)
-        return (
-            model(torch.ones(2, 2)).sum(),
-            torch.optim.SGD(model.parameters(), lr=0.1),
-            tracker,
-            weakref.ref(model),
-        )
+        return model(torch.ones(2, 2)).sum(), sgd(model), tracker, weakref.ref(model)
 
     loss, optimizer, tracker, model = begin()
     loss.backward()
