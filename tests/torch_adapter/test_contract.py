@@ -2,24 +2,18 @@
 
 from typing import Any
 
-import pytest
+import torch
 
 import anynan
 from tests.conformance.contract import Contract, Subject
 from tests.flat import split
-
-torch = pytest.importorskip("torch")
-
-
-class Log(torch.nn.Module):
-    def forward(self, x: Any) -> Any:
-        return torch.log(x)
+from tests.torch_adapter.cause_parts import Body
 
 
 class Net(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.embed, self.log = torch.nn.Linear(2, 3), Log()
+        self.embed, self.log = torch.nn.Linear(2, 3), Body(lambda x: torch.log(x))
         self.head, self.drop = torch.nn.Linear(3, 1), torch.nn.Dropout(0.5)
         torch.nn.init.ones_(self.embed.weight)
         torch.nn.init.ones_(self.embed.bias)
@@ -48,7 +42,7 @@ class TestTorch(Contract):
             return found | {"random": torch.get_rng_state().numpy().copy()}
 
         good, bad = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[1.0, 2.0], [-3.0, -4.0]])
-        owners = (torch, torch.Tensor, torch.nn.Linear, torch.optim.Optimizer, Log, Net)
+        owners = (torch, torch.Tensor, torch.nn.Linear, torch.optim.Optimizer, Body, Net)
         return Subject(net, step, good, bad, state, owners)
 
     def track(self, target: Any, **options: Any) -> Any:

@@ -4,8 +4,7 @@ import copy
 import gc
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,21 +14,9 @@ from torch import nn
 import anynan
 from anynan._steps.tracked import inside
 from tests.flat import split
-from tests.torch_adapter.training import live_tensors, small
+from tests.torch_adapter.training import live_tensors, sgd, small, stepping
 
 # Nothing kept alive.
-
-
-def train_model(model: nn.Module, **options: Any) -> Callable[[], None]:
-    optimizer = torch.optim.AdamW(model.parameters())
-    anynan.torch.track(model, **split(options))
-
-    def step() -> None:
-        optimizer.zero_grad()
-        model(torch.randn(3, 4)).square().mean().backward()
-        optimizer.step()
-
-    return step
 
 
 @pytest.mark.parametrize(
@@ -47,19 +34,11 @@ def train_model(model: nn.Module, **options: Any) -> Callable[[], None]:
 )
 def test_fifty_steps_leak_no_tensor(whole_step: bool, options: Any) -> None:
     model = small()
-    if whole_step:
-        optimizer = torch.optim.AdamW(model.parameters())
-
-        @anynan.torch.track(**split(options))
-        def step() -> None:
-            optimizer.zero_grad()
-            model(torch.randn(3, 4)).square().mean().backward()
-            optimizer.step()
-    else:
-        step = train_model(model, **options)
+    step: Any = stepping(model, torch.optim.AdamW(model.parameters()))
+    tracker = anynan.torch.track(step if whole_step else model, **split(options))
     counts = []
     for i in range(50):
-        step()
+        (tracker if whole_step else step)(torch.randn(3, 4))
         if i in (4, 49):
             counts.append(live_tensors())
     assert counts[0] == counts[1]
@@ -67,11 +46,12 @@ def test_fifty_steps_leak_no_tensor(whole_step: bool, options: Any) -> None:
 
 def test_failing_steps_leak_no_tensor() -> None:
     model = small()
-    step = train_model(model, action="record")
+    step = stepping(model, torch.optim.AdamW(model.parameters()))
+    anynan.torch.track(model, action="record")
     counts = []
     for i in range(16):
         model[2].armed = "forward" if i % 2 else None
-        step()
+        step(torch.randn(3, 4))
         with torch.no_grad():
             for p in model.parameters():
                 p.fill_(0.1)
@@ -103,55 +83,48 @@ def test_a_hidden_state_carried_on_is_not_kept(detach: bool) -> None:
 
 def test_a_loss_that_is_kept_keeps_no_batch() -> None:
     model = small()
-    step_loss: list[torch.Tensor] = []
+    losses: list[torch.Tensor] = []  # with their graphs
     batches: list[weakref.ref[torch.Tensor]] = []
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = stepping(model)
     anynan.torch.track(model)
     for _ in range(3):
         x = torch.randn(3, 4)
         batches.append(weakref.ref(x))
-        loss = model(x).sum()
-        loss.backward()
-        optimizer.step()
-        step_loss.append(loss)  # with its graph
+        losses.append(step(x))
     del x
     assert [ref() for ref in batches] == [None] * 3
 
 
-@contextmanager
+@pytest.fixture
 def no_collector() -> Iterator[None]:
     gc.collect()
     gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
+    yield
+    gc.enable()
 
 
+@pytest.mark.usefixtures("no_collector")
 @pytest.mark.parametrize("options", [{}, {"read": "end"}], ids=str)
 @pytest.mark.parametrize("until", ["attach", "forward", "backward", "update", "no_grad"])
 def test_a_model_is_freed_at_once(options: Any, until: str) -> None:
-    with no_collector():
-        model = small()
-        tracker = anynan.torch.track(model, **split(options))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        if until == "no_grad":
-            with torch.no_grad():
-                model(torch.randn(3, 4))
-        elif until != "attach":
+    model = small()
+    tracker = anynan.torch.track(model, **split(options))
+    optimizer = sgd(model)
+    if until != "attach":
+        with torch.set_grad_enabled(until != "no_grad"):
             loss = model(torch.randn(3, 4)).sum()
-            if until != "forward":
-                loss.backward()
-            if until == "update":
-                optimizer.step()
-            del loss
-        refs = [weakref.ref(model), weakref.ref(model[0].weight), weakref.ref(model[2])]
-        del model, optimizer
-        assert [ref() for ref in refs] == [None] * 3
-        assert inside(tracker).fn is None
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            tracker.remove()
+        if until in ("backward", "update"):
+            loss.backward()
+        if until == "update":
+            optimizer.step()
+        del loss
+    refs = [weakref.ref(model), weakref.ref(model[0].weight), weakref.ref(model[2])]
+    del model, optimizer
+    assert [ref() for ref in refs] == [None] * 3
+    assert inside(tracker).fn is None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tracker.remove()
 
 
 # Copies.

@@ -26,26 +26,17 @@ def test_a_gradient_is_read_after_the_users_own_hooks(read: Any) -> None:
     model[1].armed = "backward"
     tracker = anynan.torch.track(model, action="record", advanced=anynan.Advanced(read=read))
     hidden: torch.Tensor = model[0](torch.randn(3, 4))
-    order: list[str] = []
 
     def repair(grad: torch.Tensor) -> torch.Tensor:
-        order.append("repair")
         return grad.nan_to_num(0.0, 0.0, 0.0)
 
-    def spoil(grad: torch.Tensor) -> torch.Tensor:
-        order.append("spoil")
-        return grad * math.nan
-
-    spoiled = hidden.register_hook(spoil)
+    hidden.register_hook(lambda grad: grad * math.nan).remove()
     hidden.register_hook(repair)
-    spoiled.remove()
     with anynan.expect(nan=True, posinf=True):  # the fault's own output and gradient
         model[2](model[1](hidden)).sum().backward()
     tracker.remove()
-    assert order == ["repair"]
     assert not bad(tracker)
-    first = model[0].weight.grad
-    assert first.isfinite().all()
+    assert model[0].weight.grad.isfinite().all()
 
 
 def test_a_hook_that_a_layer_puts_on_its_own_output_is_kept() -> None:
@@ -115,8 +106,7 @@ def test_an_exception_passes_a_module_with_hooks_behind_anynans(level: Any) -> N
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             y = self.linear(x)
             if x.sum() < 0:
-                msg = "the program's own"
-                raise KeyError(msg)
+                raise KeyError("the program's own")
             return y
 
     model = Raising()
