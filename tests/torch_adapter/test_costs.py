@@ -1,10 +1,9 @@
 """What a failing step costs, and the steps after it: counted, not timed."""
 
+import functools
 import gc
 import math
 import pickle
-import subprocess
-import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -15,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import anynan
 from anynan.torch.call.randomstate import RandomState
@@ -24,6 +22,8 @@ from anynan.torch.session.session import Session
 from anynan.torch.weights.weights import Weights
 from tests.counting import calls
 from tests.flat import split
+from tests.processes import ROOT, python
+from tests.torch_adapter.training import Count, bad
 
 pytestmark = pytest.mark.tier(2)
 
@@ -125,8 +125,7 @@ def test_a_fault_has_one_second_run_and_no_search_of_the_heap(
     program.clean()
     with counted(monkeypatch) as counts:
         program.fail()
-    bad = [event for event in program.tracker.events if event.severity == "bad"]
-    assert len(bad) == 1
+    assert len(bad(program.tracker)) == 1
     assert counts["runs"] <= 1
     assert counts["trials"] <= 1
     assert counts["searches"] == 0
@@ -149,21 +148,17 @@ def test_the_cost_of_a_fault_is_linear_in_the_number_of_layers(fault: str, level
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize(
-    ("action", "options"),
+    "options",
     [
-        ("record", {}),
-        ("record", {"level": "step"}),
-        ("record", {"replay": False}),
-        ("record", {"read": "end"}),
-        ("warn", {}),
-        ("skip", {}),
-        (lambda event: None, {}),
+        *({"action": action} for action in ("record", "warn", "skip", lambda event: None)),
+        *({"action": "record", **other} for other in ({"replay": False}, {"read": "end"})),
+        {"action": "record", "level": "step"},
     ],
 )
 def test_the_steps_after_a_fault_cost_what_they_did(
-    fault: str, action: Any, options: Any, monkeypatch: pytest.MonkeyPatch
+    fault: str, options: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program = Program(fault, model=False, action=action, **options)
+    program = Program(fault, model=False, **options)
     program.clean()
     program.clean()
     before = usual(program)
@@ -198,30 +193,25 @@ def test_weights_that_go_bad_again_are_told_again() -> None:
 # Loss scalers are known by their use.
 
 
-class Own(torch.amp.GradScaler):
-    """Scales by itself, as FSDP's does."""
-
-    def scale(self, outputs: Any) -> Any:
-        if self._scale is None:
-            self._lazy_init_scale_growth_tracker(outputs.device)
-        return outputs * self._scale
+def scaled(self: Any, outputs: Any) -> Any:
+    """Scale without PyTorch's own method, as FSDP's scaler does."""
+    if self._scale is None:
+        self._lazy_init_scale_growth_tracker(outputs.device)
+    return outputs * self._scale
 
 
-@pytest.mark.parametrize("kind", [torch.amp.GradScaler, Own, "late"])
+@pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("used", ["before", "since"])
 @pytest.mark.parametrize("model", [False, True], ids=["step", "model"])
 def test_an_overflow_that_a_scaler_answers_for_is_no_fault(
-    kind: Any, used: str, model: bool, monkeypatch: pytest.MonkeyPatch
+    own: bool, used: str, model: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     net = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
 
-    def make() -> torch.amp.GradScaler:
-        own = (
-            type("Late", (torch.amp.GradScaler,), {"scale": Own.scale}) if kind == "late" else kind
-        )
-        scaler: torch.amp.GradScaler = own("cpu", init_scale=2.0**120)
-        return scaler
+    def make() -> Any:
+        kind: Any = type("Own", (torch.amp.GradScaler,), {"scale": scaled} if own else {})
+        return kind("cpu", init_scale=2.0**120)
 
     scaler = make()
     if used == "before":
@@ -248,39 +238,21 @@ def test_an_overflow_that_a_scaler_answers_for_is_no_fault(
 # Clean steps.
 
 
-class Operators(TorchDispatchMode):
-    """Count the operators that reach the dispatcher."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.counts: Counter[str] = Counter()
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        self.counts[func.__name__.partition(".")[0]] += 1
-        return func(*args, **(kwargs or {}))
-
-
 def clean_step(depth: int, level: str | None, *, model: bool) -> tuple[int, Counter[str]]:
     """Count the calls and the operators of a clean step of so many layers."""
     program = Program("none", model=model, depth=depth, level=level or "step")
     if level is None:
         program.tracker.remove()
         program.step = program._step
-    x = torch.randn(3, 4)
-
-    def run() -> None:
-        program.step(x)
-
+    run = functools.partial(program.step, torch.randn(3, 4))
     for _ in range(9):  # after the eighth step what the code reaches is not searched for a while
         run()
     found = min(calls(run) for _ in range(3))
-    with Operators() as seen:
+    with Count() as count:
         run()
     if level is not None:
         program.tracker.remove()
-    return found, seen.counts
+    return found, count.seen
 
 
 def added(depth: int, level: str, *, model: bool) -> tuple[int, Counter[str]]:
@@ -375,7 +347,5 @@ assert find_optimizers({id(own)}) == []
 
 
 def test_the_heap_is_searched_only_for_optimizers_of_a_class_that_was_made() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", NEVER_MADE], capture_output=True, text=True, check=False
-    )
+    done = python("-c", NEVER_MADE, cwd=ROOT)
     assert done.returncode == 0, done.stderr

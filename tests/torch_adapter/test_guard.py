@@ -1,7 +1,6 @@
 """The guard on gradients: norms of every layer in the one read, jumps and fading told in time."""
 
 import math
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +13,6 @@ from anynan import AnynanWarning, Policy
 from anynan.torch import demo
 from tests.torch_adapter.cause_parts import circumstance
 
-NAN, INF = math.nan, math.inf
 every_read = pytest.mark.parametrize("read", ["immediate", "end", 3])
 
 
@@ -48,16 +46,13 @@ def trainer(
 
 
 @every_read
+@pytest.mark.filterwarnings("ignore::anynan.AnynanWarning")
 @pytest.mark.parametrize("policy", [Policy(), Policy(large=1e-5)], ids=["norms", "ends"])
 def test_norms_of_all_weights_and_of_each_layer(read: Any, policy: Policy) -> None:
     model = net()
     step = trainer(model)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", AnynanWarning)
-        with anynan.torch.track(
-            model, advanced=anynan.Advanced(read=read), policy=policy
-        ) as tracker:
-            true = [step(torch.randn(3, 4)) for _ in range(6)]
+    with anynan.torch.track(model, advanced=anynan.Advanced(read=read), policy=policy) as tracker:
+        true = [step(torch.randn(3, 4)) for _ in range(6)]
     last = true[-1]
     numbers = tracker.metrics(layers=True)
     assert numbers["anynan/gradient_norm"] == pytest.approx(math.hypot(*last.values()), rel=1e-5)
@@ -85,6 +80,7 @@ def test_a_sparse_gradient_counts(read: Any) -> None:
 
 
 @every_read
+@pytest.mark.filterwarnings("error::anynan.AnynanWarning")
 @pytest.mark.parametrize(
     ("dtype", "size"),
     [(torch.float16, 6e4), (torch.bfloat16, 1e38), (torch.float32, 1e30), (torch.float64, 1e300)],
@@ -96,13 +92,9 @@ def test_a_norm_that_overflows_condemns_no_finite_gradient(
     model = nn.Linear(64, 1, bias=False, dtype=dtype)
     optimizer = torch.optim.SGD(model.parameters(), 0.0)
     policy = Policy(vanishing=1e-9)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", AnynanWarning)
-        with anynan.torch.track(
-            model, advanced=anynan.Advanced(read=read), policy=policy
-        ) as tracker:
-            model(torch.full((1, 64), size, dtype=dtype)).sum().backward()
-            optimizer.step()
+    with anynan.torch.track(model, advanced=anynan.Advanced(read=read), policy=policy) as tracker:
+        model(torch.full((1, 64), size, dtype=dtype)).sum().backward()
+        optimizer.step()
     assert tracker.events == ()
     if read == 3 and dtype in (torch.bfloat16, torch.float64):
         # Beyond the slot's own range, and the gradient is gone: not known.
@@ -115,21 +107,20 @@ def test_a_norm_that_overflows_condemns_no_finite_gradient(
 # A jump.
 
 
-def first_bad(bug: str, seed: int) -> tuple[list[anynan.Event], anynan.Event]:
-    """Train the demo until its bug strikes; give what was told before, and what struck."""
-    train_step, loader = demo.setup(bug, bug, seed)
-    with train_step, warnings.catch_warnings():
-        warnings.simplefilter("ignore", AnynanWarning)
-        with pytest.raises(anynan.NonFiniteError) as caught:
-            for step in range(120):
-                train_step(step, *loader.batch(step))
-    events = list(train_step.events)
-    return [event for event in events if event.severity == "suspect"], caught.value.event
+def train_demo(bug: str, steps: int) -> Any:
+    train_step, loader = demo.setup("lr", bug, 0)
+    for step in range(steps):
+        train_step(step, *loader.batch(step))
+    return train_step
 
 
 @pytest.mark.tier(2)
+@pytest.mark.filterwarnings("ignore::anynan.AnynanWarning")
 def test_an_explosion_is_told_before_the_first_nan_with_how_far_since_when_and_where() -> None:
-    told, struck = first_bad("lr", 0)
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        train_demo("lr", 120)
+    struck = caught.value.event
+    told = [event for event in caught.value.tracker.events if event.severity == "suspect"]
     assert {event.kind for event in told} == {"spike"}
     first = told[0]
     assert first.step <= struck.step - 5
@@ -142,22 +133,17 @@ def test_an_explosion_is_told_before_the_first_nan_with_how_far_since_when_and_w
 
 
 @pytest.mark.tier(2)
+@pytest.mark.filterwarnings("error::anynan.AnynanWarning")
 def test_the_fixed_demo_is_not_told_anything() -> None:
-    train_step, loader = demo.setup("lr", "", 0)
-    with train_step, warnings.catch_warnings():
-        warnings.simplefilter("error", AnynanWarning)
-        for step in range(60):
-            train_step(step, *loader.batch(step))
-    assert train_step.events == ()
+    assert train_demo("", 60).events == ()
 
 
 @every_read
 def test_a_jump_is_told_whatever_the_read_point(read: Any) -> None:
     model = net()
     step = trainer(model, torch.optim.SGD(model.parameters(), 0.0))
-    with anynan.torch.track(
-        model, advanced=anynan.Advanced(read=read), policy=Policy(spike=20)
-    ) as tracker:
+    advanced, policy = anynan.Advanced(read=read), Policy(spike=20)
+    with anynan.torch.track(model, advanced=advanced, policy=policy) as tracker:
         for _ in range(8):
             step(torch.full((3, 4), 0.1))
         with torch.no_grad():
@@ -218,21 +204,14 @@ def test_a_guard_that_sees_no_gradient_says_so() -> None:
 # Next to nothing.
 
 
-def sigmoids(depth: int = 9) -> nn.Sequential:
-    layers: list[nn.Module] = []
-    for _ in range(depth):
-        layers += [nn.Linear(16, 16), nn.Sigmoid()]
-    return nn.Sequential(*layers, nn.Linear(16, 1))
-
-
 @circumstance("vanishing_gradient")
 @every_read
 def test_a_deep_sigmoid_net_is_told_that_its_first_layers_learn_nothing(read: Any) -> None:
-    model = sigmoids()
+    layers = [layer for _ in range(9) for layer in (nn.Linear(16, 16), nn.Sigmoid())]
+    model = nn.Sequential(*layers, nn.Linear(16, 1))
     step = trainer(model, torch.optim.SGD(model.parameters(), 1e-6))
-    tracker = anynan.torch.track(
-        model, advanced=anynan.Advanced(read=read), policy=Policy(vanishing=1e-6)
-    )
+    advanced, policy = anynan.Advanced(read=read), Policy(vanishing=1e-6)
+    tracker = anynan.torch.track(model, advanced=advanced, policy=policy)
     x = torch.randn(8, 16)
     with pytest.warns(AnynanWarning, match="vanishing gradient") as warned, tracker:
         for _ in range(5):

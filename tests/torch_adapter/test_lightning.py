@@ -19,6 +19,7 @@ from torch import nn  # noqa: E402
 
 import anynan  # noqa: E402
 from anynan import NonFiniteError  # noqa: E402
+from tests.failing import failure  # noqa: E402
 from tests.processes import python  # noqa: E402
 
 
@@ -75,13 +76,21 @@ class Manual(Lit):
         return loss
 
 
-def fit(module: Lit, **options: Any) -> lightning.Trainer:
-    data = torch.utils.data.TensorDataset(torch.randn(24, 4))
-    trainer = lightning.Trainer(
-        accelerator="cpu", logger=False, enable_checkpointing=False,
+def trainer_of(*callbacks: Any, **options: Any) -> lightning.Trainer:
+    return lightning.Trainer(
+        accelerator="cpu", logger=False, enable_checkpointing=False, callbacks=list(callbacks),
         enable_progress_bar=False, enable_model_summary=False, **{"max_epochs": 1, **options},
     )  # fmt: skip
-    trainer.fit(module, torch.utils.data.DataLoader(data, batch_size=4))
+
+
+def loader(rows: int) -> Any:
+    data = torch.utils.data.TensorDataset(torch.ones(rows, 4))
+    return torch.utils.data.DataLoader(data, batch_size=4)
+
+
+def fit(module: Lit, *callbacks: Any, **options: Any) -> lightning.Trainer:
+    trainer = trainer_of(*callbacks, **options)
+    trainer.fit(module, loader(24))
     return trainer
 
 
@@ -115,7 +124,7 @@ def test_the_monitor_names_the_operation_and_stops_with_good_weights(
     where: str, kind: type[Lit], options: Any, tmp_path: Any
 ) -> None:
     module, monitor = kind(where), anynan.lightning.Monitor()
-    trainer = fit(module, callbacks=[monitor], default_root_dir=tmp_path, max_epochs=2, **options())
+    trainer = fit(module, monitor, default_root_dir=tmp_path, max_epochs=2, **options())
     (event,) = monitor.events
     layer, phase, name = FAULTS[where]
     assert (event.layer, event.phase, event.operation.name, event.step) == (layer, phase, name, 4)
@@ -133,7 +142,7 @@ def test_the_monitor_names_the_operation_and_stops_with_good_weights(
 def test_the_monitor_raises_and_the_traceback_ends_in_the_users_line(tmp_path: Any) -> None:
     module, monitor = Lit("between"), anynan.lightning.Monitor("raise")
     with pytest.raises(NonFiniteError) as caught:
-        fit(module, callbacks=[monitor], default_root_dir=tmp_path)
+        fit(module, monitor, default_root_dir=tmp_path)
     assert "loss" not in vars(module)
     last = caught.traceback[-1]
     assert (str(last.path), last.name) == (__file__, "training_step")
@@ -149,7 +158,7 @@ def test_a_monitored_fit_is_as_if_nobody_watched(make: Any) -> None:
     for callbacks in ([], [monitor := anynan.lightning.Monitor("raise")]):
         torch.manual_seed(0)
         module = Lit()
-        fit(module, callbacks=callbacks, **make())
+        fit(module, *callbacks, **make())
         weights.append([p.clone() for p in module.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*weights, strict=True))
     assert monitor.events == ()
@@ -157,17 +166,12 @@ def test_a_monitored_fit_is_as_if_nobody_watched(make: Any) -> None:
     assert "nothing went bad in" in monitor.tracker.report()
 
 
-def test_a_replay_leaves_the_trainers_counters() -> None:
-    counted = []
-    for callbacks in ([], [anynan.lightning.Monitor("record")]):
-        torch.manual_seed(0)
-        trainer = fit(Lit("loss"), callbacks=callbacks)
-        progress = trainer.fit_loop.epoch_loop.automatic_optimization.optim_progress
-        counted.append((trainer.global_step, progress.state_dict()))
-    assert counted[0] == counted[1]
+def counters(trainer: lightning.Trainer) -> Any:
+    progress = trainer.fit_loop.epoch_loop.automatic_optimization.optim_progress
+    return trainer.global_step, progress.state_dict()
 
 
-def test_a_replay_calls_no_callback_and_logs_nothing() -> None:
+def test_a_replay_calls_no_callback_logs_nothing_and_leaves_the_counters() -> None:
     class Logging(Lit):
         def training_step(self, batch: list[torch.Tensor], index: int) -> torch.Tensor:
             loss = super().training_step(batch, index)
@@ -182,7 +186,9 @@ def test_a_replay_calls_no_callback_and_logs_nothing() -> None:
             self.calls += 1
 
     counting, monitor = Counting(), anynan.lightning.Monitor("record")
-    trainer = fit(Logging("between"), callbacks=[counting, monitor])
+    plain = fit(Logging("between"))
+    trainer = fit(Logging("between"), counting, monitor)
+    assert counters(trainer) == counters(plain)
     assert monitor.events[0].operation.name == "divide"
     assert counting.calls == 6
     assert trainer.callback_metrics["calls"] == 6
@@ -243,40 +249,23 @@ def test_all_ranks_stop_at_the_batch_that_one_of_them_went_bad_in(tmp_path: Path
 
 
 class Evaluated(Lit):
-    """Make an Inf in one evaluation, which no training batch sees."""
-
-    def __init__(self, word: str) -> None:
-        super().__init__()
-        self.word = word
-
-    def _evaluate(self, word: str, batch: list[torch.Tensor]) -> torch.Tensor:
-        x = batch[0] if word != self.word else batch[0] / (batch[0] * 0)
-        return self.parts["head"](x).mean()
+    """Make an Inf in the evaluations, which no training batch sees."""
 
     def validation_step(self, batch: list[torch.Tensor], index: int) -> torch.Tensor:
-        return self._evaluate("validation", batch)
+        x = batch[0] if self.where != "evaluation" else batch[0] / (batch[0] * 0)
+        return self.parts["head"](x).mean()
 
     def test_step(self, batch: list[torch.Tensor], index: int) -> torch.Tensor:
-        return self._evaluate("test", batch)
+        return self.validation_step(batch, index)
 
-    def predict_step(self, batch: list[torch.Tensor], index: int) -> torch.Tensor:
-        return self._evaluate("predict", batch)
-
-
-def evaluating(monitor: Any) -> tuple[lightning.Trainer, Any]:
-    trainer = lightning.Trainer(
-        accelerator="cpu", logger=False, enable_checkpointing=False, max_epochs=2,
-        enable_progress_bar=False, enable_model_summary=False, callbacks=[monitor],
-    )  # fmt: skip
-    data = torch.utils.data.TensorDataset(torch.ones(16, 4))
-    return trainer, torch.utils.data.DataLoader(data, batch_size=4)
+    predict_step = test_step
 
 
 def test_a_fault_of_the_validation_is_told_as_one_and_the_training_goes_on() -> None:
     monitor = anynan.lightning.Monitor(action="stop", save=False)
-    trainer, loader = evaluating(monitor)
+    trainer = trainer_of(monitor, max_epochs=2)
     with pytest.warns(anynan.AnynanWarning) as said:
-        trainer.fit(Evaluated("validation"), loader, loader)
+        trainer.fit(Evaluated("evaluation"), loader(16), loader(16))
     assert trainer.global_step == 8
     (event,) = monitor.events
     assert event.operation.name == "divide"
@@ -290,40 +279,37 @@ def test_a_fault_of_the_validation_is_told_as_one_and_the_training_goes_on() -> 
 
 
 def test_a_fault_of_a_validation_between_epochs_says_where() -> None:
-    monitor = anynan.lightning.Monitor(action="record")
-    trainer, loader = evaluating(monitor)
-    module = Evaluated("")
-    module.on_train_epoch_end = lambda: setattr(module, "word", "validation")
-    trainer.fit(module, loader, loader)
+    module, monitor = Evaluated(), anynan.lightning.Monitor(action="record")
+    module.on_train_epoch_end = lambda: setattr(module, "where", "evaluation")
+    trainer_of(monitor, max_epochs=2).fit(module, loader(16), loader(16))
     assert monitor.events[0].notes[-1] == "epoch 1, batch 0 of validation"
 
 
 @pytest.mark.parametrize("word", ["validation", "test", "predict"])
 def test_evaluations_alone_are_watched_too(word: str) -> None:
     monitor = anynan.lightning.Monitor(action="raise")
-    trainer, loader = evaluating(monitor)
-    evaluate = getattr(trainer, word.replace("validation", "validate"))
-    with pytest.raises(NonFiniteError) as caught:
-        evaluate(Evaluated(word), loader)
-    assert caught.value.event.operation.name == "divide"
-    assert caught.value.event.target == f"function Evaluated.{word}_step"
-    assert monitor.events == (caught.value.event,)
-    evaluate(Evaluated(""), loader)
+    evaluate = getattr(trainer_of(monitor), word.replace("validation", "validate"))
+    event = failure(evaluate, Evaluated("evaluation"), loader(16))
+    assert event.operation.name == "divide"
+    assert event.target == f"function Evaluated.{word}_step"
+    assert monitor.events == (event,)
+    evaluate(Evaluated(), loader(16))
     assert monitor.events == ()
 
 
-@pytest.mark.parametrize("log", ["self.log('loss', made)", "self.log_dict({'loss': made})"])
+@pytest.mark.parametrize("log", ["log", "log_dict"])
 def test_what_an_evaluation_only_logs_is_told_with_its_operation(log: str) -> None:
     class Logged(Lit):
         def validation_step(self, batch: list[torch.Tensor], index: int) -> None:
-            x = self.parts["head"](batch[0])
-            made = (x * 0).log().mean()  # noqa: F841
-            exec(log)
+            made = (self.parts["head"](batch[0]) * 0).log().mean()
+            if log == "log":
+                self.log("loss", made)
+            else:
+                self.log_dict({"loss": made})
 
-    monitor = anynan.lightning.Monitor(action="record")
-    trainer, loader = evaluating(monitor)
-    module = Logged()
-    trainer.validate(module, loader, verbose=False)
+    module, monitor = Logged(), anynan.lightning.Monitor(action="record")
+    trainer = trainer_of(monitor)
+    trainer.validate(module, loader(16), verbose=False)
     (event,) = monitor.events
     assert (event.operation.name, event.times) == ("log", 4)
     assert trainer.callback_metrics["loss"] == -torch.inf
