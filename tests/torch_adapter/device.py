@@ -35,13 +35,7 @@ _SKIPPED = (os.path.dirname(torch.__file__) + os.sep, __file__)
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Tell of one wait of the host for the device.
-
-    Attributes:
-        operation: The operation of PyTorch that waited.
-        size: How many numbers came to the host.
-        where: The file and line that asked, PyTorch's own left out.
-    """
+    """Tell of one wait of the host for the device: how many numbers came, and who asked."""
 
     operation: str
     size: int
@@ -113,11 +107,7 @@ def _run(op: Any, *args: Any, **kwargs: Any) -> Any:
         if ours and name not in _MIXED:
             for x in flat:
                 if isinstance(x, torch.Tensor) and not _is_ours(x) and x.dim():
-                    msg = (
-                        f"Expected all tensors to be on the same device, but {op} got "
-                        f"{ours[0].device} and {x.device}"
-                    )
-                    raise RuntimeError(msg)
+                    raise RuntimeError("not all tensors are on the same device")
         inner = {id(x): _inner(x) for x in ours}
         storages = {inner[id(x)].untyped_storage()._cdata: x.untyped_storage() for x in ours}
         at_host = [_HOST if isinstance(x, torch.device) else inner.get(id(x), x) for x in flat]
@@ -188,11 +178,8 @@ def _clone(storage: Any) -> Any:
     """Copy a storage: PyTorch would ask C++ for the device's allocator, and there is none."""
     if storage.device.type != NAME:
         return _real_clone(storage)
-    return (
-        torch.empty(storage.nbytes(), dtype=torch.uint8, device=NAME)
-        .untyped_storage()
-        .copy_(storage)
-    )
+    copy = torch.empty(storage.nbytes(), dtype=torch.uint8, device=NAME).untyped_storage()
+    return copy.copy_(storage)
 
 
 _real_clone = torch.UntypedStorage.clone

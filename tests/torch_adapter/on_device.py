@@ -15,13 +15,11 @@ from torch import distributed, nn
 
 import anynan
 from anynan import NonFiniteError, Policy
-from anynan._arrays.containers import leaves
-from anynan.torch.call.discovery import find_state, find_weights
 from anynan.torch.doctor import devices
 from tests.failing import failure
 from tests.flat import split
 from tests.torch_adapter import device
-from tests.torch_adapter.training import Fault, assert_same, bad, seed
+from tests.torch_adapter.training import Fault, assert_same, bad, seed, stepping
 
 SLATE = device.NAME
 READS_OF_A_CLEAN_STEP = 1
@@ -131,9 +129,6 @@ def added(run: Run, plain: Run) -> list[int]:
     return [len(one) - len(other) for one, other in zip(run.reads, plain.reads, strict=True)]
 
 
-# The device itself.
-
-
 def test_the_device_counts_what_an_accelerator_would_wait_for() -> None:
     x = torch.ones(3, 4, device=SLATE, requires_grad=True)
     with device.counted() as reads:
@@ -151,9 +146,6 @@ def test_the_device_counts_what_an_accelerator_would_wait_for() -> None:
         x.detach().numpy()
     with pytest.raises(RuntimeError, match="same device"):
         x + torch.ones(4)
-
-
-# Clean steps.
 
 
 @pytest.mark.parametrize("scale", [2.0**4, 0.0])
@@ -225,10 +217,6 @@ def test_a_call_without_gradients_adds_one_read() -> None:
     with torch.no_grad(), device.counted() as reads:
         run.model(torch.randn(5, 80, device=SLATE))
     assert len(reads) == 1
-    run.end()
-
-
-# Steps that fail.
 
 
 @pytest.mark.parametrize("level", [None, "step"])
@@ -249,18 +237,14 @@ def test_a_failing_step_is_told_of_in_small_reads(
         run.steps(1)
     event = caught.value.event
     assert (event.layer or "").endswith("fault")
-    assert event.phase == fault
-    assert event.operation.name == name
-    assert event.cause.tag == cause
-    assert event.summary.device == "slate:0"
-    assert not event.notes
+    assert (event.phase, event.operation.name, event.cause.tag) == (fault, name, cause)
+    assert (event.summary.device, event.notes) == ("slate:0", ())
     assert "tried" in str(caught.value)
     # Summaries and ends, no array: the batch alone has 40 000 numbers.
     assert max(read.size for read in run.reads[-1]) <= 2 * 30
     assert len(run.reads[-1]) <= 300
     assert not torch.equal(torch.get_device_module(device.NAME).get_rng_state(), drawn)
     run.model.fault.armed = None
-    run.end()
 
 
 def test_a_batch_that_came_in_bad_is_told_of_with_its_rows() -> None:
@@ -272,7 +256,6 @@ def test_a_batch_that_came_in_bad_is_told_of_with_its_rows() -> None:
     assert caught.value.event.phase == "input"
     assert "2 of 500 rows are bad: 3, 7" in str(caught.value)
     assert max(read.size for read in reads) <= 2 * 30
-    run.end()
 
 
 def test_the_second_run_draws_the_numbers_of_the_first() -> None:
@@ -290,24 +273,20 @@ def test_the_second_run_draws_the_numbers_of_the_first() -> None:
             loss.backward()
             tracker.flush()
     event = caught.value.event
-    assert event.operation.name == "log"
-    assert not event.notes
+    assert (event.operation.name, event.notes) == ("log", ())
     assert not torch.equal(generator.get_rng_state(), before)
-    tracker.remove()
 
 
 def test_the_second_run_casts_as_the_first() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)).to(SLATE)
-    tracker = anynan.torch.track(model)
-    with pytest.raises(NonFiniteError) as caught:
+
+    def step() -> None:
         with torch.autocast(device.NAME, dtype=torch.float16):
             loss = model(1e5 * torch.ones(4, 8, device=SLATE)).float().sum()
         loss.backward()
-        tracker.flush()
-    event = caught.value.event
-    assert event.operation.name == "astype"
-    assert event.cause.tag == "overflow_in_dtype"
-    tracker.remove()
+
+    event = failure(anynan.torch.track(step))
+    assert (event.operation.name, event.cause.tag) == ("astype", "overflow_in_dtype")
 
 
 def test_what_an_update_makes_bad_is_an_event_of_the_optimizer() -> None:
@@ -316,10 +295,8 @@ def test_what_an_update_makes_bad_is_an_event_of_the_optimizer() -> None:
     run.steps(1)
     assert len(run.reads[-1]) == READS_OF_A_CLEAN_STEP
     event = failure(run.steps, 1)
-    assert event.phase == "optimizer"
-    assert event.cause.tag == "optimizer_setting_bad"
+    assert (event.phase, event.cause.tag) == ("optimizer", "optimizer_setting_bad")
     assert max(read.size for read in run.reads[-1]) <= 2 * 30
-    run.end()
 
 
 @pytest.mark.parametrize("tracked", ["model", "step"])
@@ -344,32 +321,16 @@ def test_the_steps_after_a_reported_one_ask_for_one_weight_and_no_more() -> None
     assert max(len(reads) for reads in run.reads[-3:]) <= 4
     assert max(read.size for reads in run.reads for read in reads) <= 2 * 30
     assert run.tracker.count("bad") == 1
-    run.end()
 
 
 def test_what_is_made_for_the_host_is_not_made_on_the_default_device() -> None:
     torch.set_default_device(SLATE)
-    model = nn.Linear(4, 4)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    @anynan.torch.track
-    def step(x: torch.Tensor) -> float:
-        optimizer.zero_grad()
-        loss = model(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        return loss.item()
-
+    step = anynan.torch.track(stepping(nn.Linear(4, 4)))
     for _ in range(2):
         with device.counted() as reads:
             step(torch.ones(3, 4))
-        assert len(reads) == 1 + READS_OF_A_CLEAN_STEP
-    event = failure(step, torch.full((3, 4), 1e30))
-    assert event.operation is not None
-    step.remove()
-
-
-# Beside tracking.
+        assert len(reads) == READS_OF_A_CLEAN_STEP
+    assert failure(step, torch.full((3, 4), 1e30)).operation is not None
 
 
 def test_check_reads_two_numbers_and_summarize_one_summary() -> None:
@@ -416,22 +377,6 @@ def test_the_cpu_and_the_device_are_compared() -> None:
     assert anynan.compare(model, other, x).place.layer == "1"
 
 
-def test_a_search_of_what_a_step_reaches_prints_no_weight() -> None:
-    run = Run("step").steps(1)
-    assert run.updates.state
-    for look in (find_state, find_weights):
-        with device.counted() as reads:
-            look(run.step)
-        assert not reads
-    with device.counted() as reads:
-        list(leaves(dict(run.updates.state), "state"))
-    assert not reads
-    run.end()
-
-
-# Several processes.
-
-
 def rank(number: int, folder: Path) -> None:
     """Be one of two ranks that average their gradients on the host; only the last one fails."""
     device.begin()
@@ -458,11 +403,8 @@ def rank(number: int, folder: Path) -> None:
     except NonFiniteError as error:
         event = error.event
         told = [event.layer, event.operation and event.operation.name, event.rank, event.step]
-        print(
-            json.dumps(
-                {"clean": clean, "told": told, "largest": max(r.size for r in run.reads[-1])}
-            )
-        )
+        largest = max(read.size for read in run.reads[-1])
+        print(json.dumps({"clean": clean, "told": told, "largest": largest}))
     distributed.destroy_process_group()
 
 

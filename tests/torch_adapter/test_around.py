@@ -74,9 +74,6 @@ def training() -> Callable[[], None]:
     return step
 
 
-# Threads.
-
-
 @pytest.mark.parametrize("tracked", ["model", "step"])
 def test_another_thread_trains_its_own_model(tracked: str) -> None:
     model = Bad(0.02)
@@ -163,9 +160,6 @@ def test_random_numbers_of_another_thread_do_not_repeat(draw: Callable[[], float
     assert any("random numbers" in note for event in step.events for note in event.notes)
 
 
-# Contexts of the program.
-
-
 def test_what_counts_operations_does_not_count_those_of_a_replay() -> None:
     plain, tracked = Bad(), Bad()
     tracker, counts = anynan.torch.track(tracked, action="record"), list[int]()
@@ -217,9 +211,6 @@ def test_what_watches_operations_goes_in_the_middle_of_a_step(end: str) -> None:
     after = vars(torch.amp.GradScaler)["step"], torch.autograd.backward, torch.autograd.grad
     assert after == before
     assert not model._forward_hooks and not model._forward_pre_hooks
-
-
-# The user's own objects.
 
 
 class Frozen(dict):  # type: ignore[type-arg]

@@ -23,8 +23,6 @@ from tests.torch_adapter.cause_parts import (
     tag_of,
 )
 
-# Data.
-
 
 @circumstance("bad_input", "bad_label")
 @pytest.mark.parametrize("read", ["auto", "end"])
@@ -111,9 +109,6 @@ def test_uninitialised_memory() -> None:
     check_line(event, body)
 
 
-# Weights.
-
-
 @circumstance("bad_parameter")
 @pytest.mark.parametrize("parameters", [True, False])
 def test_bad_parameter(*, parameters: bool) -> None:
@@ -139,9 +134,6 @@ def test_running_statistics() -> None:
     assert (event.layer, event.phase, event.parameter) == ("0", "parameter", "0.running_var")
     assert tag_of(event) == "running_statistics_bad"
     assert evidence_of(event) == "1 x NaN of 3 elements"
-
-
-# Optimizers.
 
 
 def training(net: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[Tensor], Tensor]:
@@ -346,9 +338,6 @@ def test_a_hidden_state_that_grows(*, trained: bool) -> None:
         event = caught(run)
     assert (tag_of(event) == "growth_without_training") is not trained
     assert ("learning rate" in event.cause.fix) is trained
-
-
-# Growth.
 
 
 @circumstance("learning_rate_divergence")

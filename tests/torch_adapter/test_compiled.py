@@ -313,9 +313,6 @@ def test_the_second_of_several_calls_in_a_step() -> None:
     assert (event.layer, event.call, event.step) == ("blocks.0.norm", 1, 1)
 
 
-# Graphs that were compiled without the hooks.
-
-
 def test_a_graph_compiled_before_tracking_is_dropped_and_said() -> None:
     net = Net()
     call = in_one_graph(lambda x: net(x))
@@ -394,9 +391,6 @@ def test_the_compiled_and_the_plain_model_are_one_target() -> None:
     anynan.torch.track(net).remove()
 
 
-# Leaving.
-
-
 def test_pausing_keeps_the_graph_and_reports_nothing() -> None:
     net = Net()
     tracker = anynan.torch.track(net)
@@ -425,9 +419,6 @@ def test_nothing_is_kept_alive() -> None:
     del tracker, call, net
     gc.collect()
     assert [each() for each in gone] == [None, None]
-
-
-# Probes in a graph, as a backend compiles them.
 
 
 @pytest.mark.parametrize("transform", ["vmap", "grad"])
@@ -483,9 +474,6 @@ def test_statistics_beyond_the_ends_are_said_to_be_missing() -> None:
     said = r"compiled code measures only min, max and absmax, not Advanced\(stats=rms\)"
     with pytest.warns(AnynanWarning, match=said):
         train(torch.compile(net, backend=BACKEND), net, 1)
-
-
-# With the real compiler.
 
 
 def test_inductor_fuses_the_probes() -> None:

@@ -190,9 +190,6 @@ def test_weights_that_go_bad_again_are_told_again() -> None:
     assert (event.parameter, event.times) == ("4.weight", 2)
 
 
-# Loss scalers are known by their use.
-
-
 def scaled(self: Any, outputs: Any) -> Any:
     """Scale without PyTorch's own method, as FSDP's scaler does."""
     if self._scale is None:
@@ -233,9 +230,6 @@ def test_an_overflow_that_a_scaler_answers_for_is_no_fault(
     assert counts["searches"] <= 1  # for optimizers, at the first step
     assert [event.severity for event in tracker.events] == ["suspect"]
     assert math.isclose(scaler.get_scale(), 2.0**119)
-
-
-# Clean steps.
 
 
 def clean_step(depth: int, level: str | None, *, model: bool) -> tuple[int, Counter[str]]:

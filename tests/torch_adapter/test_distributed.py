@@ -11,14 +11,14 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from torch import distributed
 
+from tests.processes import ROOT, python
 from tests.torch_adapter import thread_ranks
 
 fcntl = pytest.importorskip("fcntl")
@@ -32,7 +32,6 @@ pytestmark = [
 ]
 
 SCRIPT = Path(__file__).with_name("ranks_script.py")
-ROOT = Path(__file__).parents[2]
 LIMIT = 600
 # What each kind of program is run with at least once; all else runs on threads.
 TWO = (
@@ -44,20 +43,16 @@ LAUNCHES = [f"2:{TWO}", "4:mesh counted", "3:killed_2", "2:killed_0"]
 SETTINGS = {"buffers", "static", "step", "every", "operation", "no replay"}
 
 Seen = Callable[[str], list[dict[str, Any]]]
-
-
-def environment(**more: str) -> dict[str, str]:
-    # Names of hosts are not looked up where the loopback will do.
-    loopback = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
-    threads = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    return {**os.environ, **loopback, **threads, **more}
+# Names of hosts are not looked up where the loopback will do.
+LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **LOOPBACK}
 
 
 def launch(folder: Path) -> str:
     """Run all launches from one process, and end it at the limit; give what was printed."""
     process = subprocess.Popen(
         [sys.executable, str(SCRIPT), str(folder), *LAUNCHES],
-        env=environment(),
+        env={**os.environ, **ENVIRONMENT},
         cwd=ROOT,
         text=True,
         start_new_session=True,
@@ -72,20 +67,14 @@ def launch(folder: Path) -> str:
             process.communicate()
 
 
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Launch once, whatever the number of test processes."""
     base = tmp_path_factory.getbasetemp()
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     folder = shared / "ranks"
-    with locked(shared / "ranks.lock"):
+    with (shared / "ranks.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         if not folder.exists():
             folder.mkdir()
             (folder / "output").write_text(launch(folder))
@@ -202,9 +191,6 @@ def test_what_a_step_returns_is_heard_of_at_the_next_update(two: Seen) -> None:
     assert "step 1 was over when it was read" in first["event"]["notes"][0]
 
 
-# The wait.
-
-
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_one_all_reduce_a_step_and_none_when_off(
     ranks: int, request: pytest.FixtureRequest
@@ -275,16 +261,8 @@ def test_nor_does_the_one_that_holds_the_store(folder: Path) -> None:
     assert "a rank is gone, and with it the store that the ranks share" in other["message"]
 
 
-# Weights that are shared out.
-
-
 @pytest.mark.parametrize(
-    ("name", "place"),
-    [
-        ("fsdp_backward", SQRT),
-        ("tp_backward", SQRT),
-        ("fsdp_step", LOG),
-    ],
+    ("name", "place"), [("fsdp_backward", SQRT), ("tp_backward", SQRT), ("fsdp_step", LOG)]
 )
 def test_training_goes_on_after_a_replay_on_all_ranks(
     two: Seen, name: str, place: tuple[str, ...]
@@ -310,9 +288,6 @@ def test_a_rank_that_is_alone_does_not_gather_weights_for_a_replay(two: Seen) ->
         (note,) = event["notes"]
         assert note.startswith("the model's weights are sharded over the ranks, and only this")
         assert "so it cannot be run again: the report names no operation" in note
-
-
-# What every kind of program holds.
 
 
 @pytest.mark.parametrize("name", STOPS)
@@ -370,20 +345,15 @@ for step in range(4):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("other", ["raises", "dies"])
-def test_what_a_rank_held_is_told_when_another_ends(other: str, tmp_path: Path) -> None:
+def test_what_a_rank_held_is_told_when_another_ends(
+    other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     script = tmp_path / "train.py"
     script.write_text(ENDS, encoding="utf-8")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr",
-               "127.0.0.1", "--nproc-per-node", "2", str(script), other]  # fmt: skip
-    done = subprocess.run(
-        command,
-        env=environment(),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=LIMIT,
-    )
+    command = "-m torch.distributed.run --standalone --local-addr 127.0.0.1 --nproc-per-node 2"
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    done = python(*command.split(), script, other, cwd=tmp_path, timeout=LIMIT)
     assert done.returncode != 0
     assert "NaN first appeared in the forward pass of step 2" in done.stderr
     assert "the logarithm of a negative number is NaN" in done.stderr

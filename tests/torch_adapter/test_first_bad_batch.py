@@ -116,9 +116,6 @@ def batches(spoiled: int | None = SPOILED, count: int = 9) -> list[Tensor]:
     return made
 
 
-# What is found.
-
-
 @pytest.mark.parametrize("every", [1, 5, 100])
 @pytest.mark.parametrize(("how", "word"), [("forward", "log"), ("backward", "sqrt")])
 def test_the_batch_and_the_operation(every: int, how: str, word: str) -> None:
@@ -265,9 +262,6 @@ def test_a_window_is_run_again_no_further_than_to_the_bad_batch() -> None:
     assert ran[64:] == list(range(41))
 
 
-# No trace.
-
-
 @pytest.mark.parametrize("every", [1, 3])
 @pytest.mark.parametrize("spoiled", [None, SPOILED])
 @pytest.mark.parametrize("trained", [0, 3], ids=["new", "trained"])
@@ -356,9 +350,6 @@ def test_other_objects_with_a_state(*, broken: bool) -> None:
     with said if broken else nullcontext():
         first_bad_batch(step, batches())
     assert bool(meter.total) == broken
-
-
-# Steps and batches of every kind.
 
 
 def test_no_more_batches_are_taken_than_needed() -> None:
@@ -451,9 +442,6 @@ def test_a_weight_that_is_bad_already() -> None:
     for every in (1, 4):
         with pytest.raises(NonFiniteError, match="first.weight"):
             first_bad_batch(run.step, batches(), every=every)
-
-
-# Errors.
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,6 @@ from anynan._steps.tracked import inside
 from tests.flat import split
 from tests.torch_adapter.training import live_tensors, sgd, small, stepping
 
-# Nothing kept alive.
-
 
 @pytest.mark.parametrize(
     ("whole_step", "options"),
@@ -125,9 +123,6 @@ def test_a_model_is_freed_at_once(options: Any, until: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         tracker.remove()
-
-
-# Copies.
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -42,9 +42,6 @@ def trainer(
     return step
 
 
-# Norms are there.
-
-
 @every_read
 @pytest.mark.filterwarnings("ignore::anynan.AnynanWarning")
 @pytest.mark.parametrize("policy", [Policy(), Policy(large=1e-5)], ids=["norms", "ends"])
@@ -102,9 +99,6 @@ def test_a_norm_that_overflows_condemns_no_finite_gradient(
         return
     ((_, norm),) = tracker.history.norms()
     assert norm == pytest.approx(size * 8, rel=1e-2)
-
-
-# A jump.
 
 
 def train_demo(bug: str, steps: int) -> Any:
@@ -199,9 +193,6 @@ def test_a_guard_that_sees_no_gradient_says_so() -> None:
                     p -= 0.01 * p.grad
                     p.grad = None
     assert any("spike" in note for note in tracker.notes)
-
-
-# Next to nothing.
 
 
 @circumstance("vanishing_gradient")
