@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -147,11 +148,11 @@ def _with_own_numbers(op: Any, args: Any, kwargs: Any) -> Any:
     if torch.Tag.nondeterministic_seeded not in op.tags:
         return op(*args, **kwargs)
     before = torch.get_rng_state()
-    torch.set_rng_state(Backend.state)
+    torch.set_rng_state(BACKEND.state)
     try:
         return op(*args, **kwargs)
     finally:
-        Backend.state = torch.get_rng_state()
+        BACKEND.state = torch.get_rng_state()
         torch.set_rng_state(before)
 
 
@@ -195,37 +196,23 @@ _ALSO = {
 }
 
 
-class Backend:
-    """Be the module `torch.slate`."""
+def _keep(state: torch.Tensor, device: Any = 0) -> None:
+    BACKEND.state = state.clone()
 
-    state = torch.Generator().manual_seed(0).get_state()
 
-    def is_initialized(self) -> bool:
-        return True
-
-    def is_available(self) -> bool:
-        return True
-
-    def current_device(self) -> int:
-        return 0
-
-    def device_count(self) -> int:
-        return 1
-
-    def _is_in_bad_fork(self) -> bool:
-        return False
-
-    def manual_seed_all(self, seed: int) -> None:
-        Backend.state = torch.Generator().manual_seed(seed).get_state()
-
-    def get_rng_state(self, device: Any = 0) -> torch.Tensor:
-        return Backend.state.clone()
-
-    def set_rng_state(self, new_state: torch.Tensor, device: Any = 0) -> None:
-        Backend.state = new_state.clone()
-
-    def get_amp_supported_dtype(self) -> list[torch.dtype]:
-        return [torch.float16, torch.bfloat16]
+# The module `torch.slate`.
+BACKEND = SimpleNamespace(
+    state=torch.Generator().manual_seed(0).get_state(),
+    is_initialized=lambda: True,
+    is_available=lambda: True,
+    current_device=lambda: 0,
+    device_count=lambda: 1,
+    _is_in_bad_fork=lambda: False,
+    manual_seed_all=lambda seed: _keep(torch.Generator().manual_seed(seed).get_state()),
+    get_rng_state=lambda device=0: BACKEND.state.clone(),
+    set_rng_state=_keep,
+    get_amp_supported_dtype=lambda: [torch.float16, torch.bfloat16],
+)
 
 
 # An exception that ends a backward pass: C++ asks the guard for its type with the exception set in
@@ -294,7 +281,7 @@ def _op(name: str) -> Any:
 
 def begin() -> None:
     """Set the device up, once in a process and before anything else."""
-    _setup_privateuseone_for_python_backend(NAME, Backend(), device_guard=_Guard())
+    _setup_privateuseone_for_python_backend(NAME, BACKEND, device_guard=_Guard())
     torch.autograd.Variable._execution_engine = _Engine()
     torch.UntypedStorage.clone = _clone
     every = torch.library.Library("_", "IMPL")

@@ -25,7 +25,8 @@ from anynan._steps.tracked import inside
 from anynan.torch.graphs.compiler import eager, whole
 from tests.failing import failure
 from tests.flat import split
-from tests.torch_adapter.training import same, sgd, snapshot, stepping
+from tests.torch_adapter.cause_parts import Body
+from tests.torch_adapter.training import hooks_on, same, sgd, snapshot, stepping
 
 pytestmark = pytest.mark.tier(2)
 
@@ -98,45 +99,24 @@ def spoil(net: Net) -> None:
 Watched = tuple[Callable[[torch.Tensor], torch.Tensor], Any]
 
 
-def whole_before(net: Net, **options: Any) -> Watched:
-    tracker = anynan.torch.track(net, **split(options))
-    return in_one_graph(net), tracker
+def watched(way: str, net: Any, **options: Any) -> Watched:
+    """Compile a model, or its blocks, before or after it is tracked."""
+    call, chosen = net, split(options)
+    tracker = anynan.torch.track(net, **chosen) if way in ("whole_before", "blocks") else None
+    if way == "in_place":
+        net.compile(backend=BACKEND, fullgraph=True)
+    elif way == "blocks":
+        for block in net.blocks:
+            block.compile(backend=BACKEND, fullgraph=True)
+    elif way == "wrapped_blocks":
+        for i, block in enumerate(net.blocks):
+            net.blocks[i] = in_one_graph(block)
+    else:
+        call = in_one_graph(net)
+    return call, tracker or anynan.torch.track(call if way == "whole_after" else net, **chosen)
 
 
-def whole_after(net: Net, **options: Any) -> Watched:
-    compiled = in_one_graph(net)
-    return compiled, anynan.torch.track(compiled, **split(options))
-
-
-def inner_after(net: Net, **options: Any) -> Watched:
-    compiled = in_one_graph(net)
-    return compiled, anynan.torch.track(net, **split(options))
-
-
-def in_place(net: Net, **options: Any) -> Watched:
-    net.compile(backend=BACKEND, fullgraph=True)
-    return net, anynan.torch.track(net, **split(options))
-
-
-def blocks(net: Net, **options: Any) -> Watched:
-    tracker = anynan.torch.track(net, **split(options))
-    for block in net.blocks:
-        block.compile(backend=BACKEND, fullgraph=True)
-    return net, tracker
-
-
-def wrapped_blocks(net: Net, **options: Any) -> Watched:
-    for i, block in enumerate(net.blocks):
-        net.blocks[i] = in_one_graph(block)  # type: ignore[assignment]
-    return net, anynan.torch.track(net, **split(options))
-
-
-WAYS = [whole_before, whole_after, inner_after, in_place, blocks, wrapped_blocks]
-both_ways = pytest.mark.parametrize(
-    ("way", "read"),
-    [*((way, "auto") for way in WAYS), (whole_before, "step"), (blocks, "step")],
-    ids=lambda x: getattr(x, "__name__", x),
-)
+WAYS = ["whole_before", "whole_after", "inner_after", "in_place", "blocks", "wrapped_blocks"]
 
 
 @cache
@@ -161,16 +141,19 @@ def untracked_graphs(*, by_block: bool) -> int:
 
 
 # One life of a model, as compiling it takes most of the time.
-@both_ways
+@pytest.mark.parametrize(
+    ("way", "read"),
+    [*((way, "auto") for way in WAYS), ("whole_before", "step"), ("blocks", "step")],
+)
 def test_readings_are_those_of_the_eager_model_in_as_many_graphs_and_the_origin_is_named(
-    way: Any, read: Any
+    way: str, read: Any
 ) -> None:
-    expected, plain = eager_readings(), untracked_graphs(by_block="blocks" in way.__name__)
+    expected, plain = eager_readings(), untracked_graphs(by_block="blocks" in way)
     torch.compiler.reset()
     counters.clear()
     torch.manual_seed(1)
     net = Net()
-    call, tracker = way(net, read=read)
+    call, tracker = watched(way, net, read=read)
     train(call, net, 3)
     found = named(tracker)
     assert found.keys() == expected.keys()
@@ -240,10 +223,10 @@ class Cached(nn.Module):
         return {"loss": logits.square().mean(), "logits": logits}
 
 
-@pytest.mark.parametrize("way", [whole_before, whole_after, inner_after], ids=lambda f: f.__name__)
-def test_one_graph_for_objects_made_inside_and_an_output_nobody_uses(way: Any) -> None:
+@pytest.mark.parametrize("way", WAYS[:3])
+def test_one_graph_for_objects_made_inside_and_an_output_nobody_uses(way: str) -> None:
     net = Cached()
-    compiled, tracker = way(net)
+    compiled, tracker = watched(way, net)
     for _ in range(3):
         compiled(torch.randn(2, 4))["loss"].backward()
     assert counters["stats"]["unique_graphs"] == 1
@@ -354,15 +337,14 @@ def test_the_setting_is_that_of_all_threads_and_comes_back_in_all() -> None:
         assert (now(), another.submit(now).result()) == (True, True)
 
 
-@pytest.mark.parametrize("way", [whole_after, inner_after, in_place, wrapped_blocks])
-def test_a_compiled_model_that_ran_is_compiled_again(way: Any) -> None:
+@pytest.mark.parametrize("way", [*WAYS[1:4], "wrapped_blocks"])
+def test_a_compiled_model_that_ran_is_compiled_again(way: str) -> None:
     net = Net()
-    call, tracker = way(net)
+    call, tracker = watched(way, net)
     train(call, net, 1)
     tracker.remove()
     train(call, net, 1)
-    target = call if way is whole_after else net
-    with anynan.torch.track(target) as tracker:
+    with anynan.torch.track(call if way == "whole_after" else net) as tracker:
         assert any("compiles again" in remark for remark in tracker.notes)
         train(call, net, 1)
         assert ("blocks.1.linear", "backward", "grad") in named(tracker)
@@ -503,28 +485,24 @@ def test_inductor_fuses_the_probes() -> None:
 
 @pytest.mark.parametrize("paused", [False, True])
 def test_a_model_that_is_compiled_after_it_was_tracked_is_followed(paused: bool) -> None:
-    class Log(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.log(x)
-
-    model = nn.Sequential(nn.Linear(2, 2), Log())  # a class of PyTorch's own is compiled with hooks
+    model = nn.Sequential(
+        nn.Linear(2, 2), Body(torch.log)
+    )  # a class of PyTorch's own is compiled with hooks
     tracker = anynan.torch.track(model, action="record")
     compiled: Any = torch.compile(model, backend="eager")
     if paused:
         tracker.pause()
         tracker.resume()
     nn.init.zeros_(model[0].weight)
-    nn.init.ones_(model[0].bias)
-    compiled(torch.ones(3, 2)).sum().backward()
-    nn.init.constant_(model[0].bias, -1.0)
-    compiled(torch.ones(3, 2)).sum().backward()
+    for bias in (1.0, -1.0):
+        nn.init.constant_(model[0].bias, bias)
+        compiled(torch.ones(3, 2)).sum().backward()
     tracker.flush()
     event = tracker.events[0]
     assert (event.layer, event.operation.name) == ("1", "log")
     assert [reading.layer for reading in tracker.history.select(phase="input")] == [""]
     tracker.remove()
-    assert not compiled._forward_hooks
-    assert not compiled._forward_pre_hooks
+    assert not hooks_on(compiled)
 
 
 def test_of_second_runs_in_several_threads_the_last_lets_compiled_code_run_again() -> None:

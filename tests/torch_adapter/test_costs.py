@@ -83,11 +83,12 @@ class Program:
         self.on = False
 
 
+step_or_model = pytest.mark.parametrize("model", [False, True], ids=["step", "model"])
 FAULTS = ("input", "forward", "loss", "backward", "weight", "optimizer")
 
 
 @contextmanager
-def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
+def counted() -> Iterator[Counter[str]]:
     """Count what is dear: second runs, searches of the heap, looks at all weights."""
     counts: Counter[str] = Counter()
 
@@ -100,7 +101,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
 
         patch.setattr(owner, name, called)
 
-    with monkeypatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         count(Replays, "again", lambda given: "trials" if given.get("runner") else "runs")
         count(gc, "get_objects", lambda _: "searches")
         count(gc, "get_referrers", lambda _: "searches")
@@ -116,14 +117,14 @@ def usual(program: Program) -> int:
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("level", ["layer", "step"])
-@pytest.mark.parametrize("model", [False, True], ids=["step", "model"])
+@step_or_model
 def test_a_fault_has_one_second_run_and_no_search_of_the_heap(
-    fault: str, level: Any, model: bool, monkeypatch: pytest.MonkeyPatch
+    fault: str, level: Any, model: bool
 ) -> None:
     program = Program(fault, model=model, level=level, action="record")
     program.clean()
     program.clean()
-    with counted(monkeypatch) as counts:
+    with counted() as counts:
         program.fail()
     assert len(bad(program.tracker)) == 1
     assert counts["runs"] <= 1
@@ -155,9 +156,7 @@ def test_the_cost_of_a_fault_is_linear_in_the_number_of_layers(fault: str, level
         {"action": "record", "level": "step"},
     ],
 )
-def test_the_steps_after_a_fault_cost_what_they_did(
-    fault: str, options: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_steps_after_a_fault_cost_what_they_did(fault: str, options: Any) -> None:
     program = Program(fault, model=False, **options)
     program.clean()
     program.clean()
@@ -168,7 +167,7 @@ def test_the_steps_after_a_fault_cost_what_they_did(
         program.clean()  # it sees what was left behind
         program.clean()
     events = len(program.tracker.events)
-    with counted(monkeypatch) as counts:
+    with counted() as counts:
         program.clean()
     assert not counts, counts
     assert usual(program) <= 1.2 * before
@@ -199,9 +198,9 @@ def scaled(self: Any, outputs: Any) -> Any:
 
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("used", ["before", "since"])
-@pytest.mark.parametrize("model", [False, True], ids=["step", "model"])
+@step_or_model
 def test_an_overflow_that_a_scaler_answers_for_is_no_fault(
-    own: bool, used: str, model: bool, monkeypatch: pytest.MonkeyPatch
+    own: bool, used: str, model: bool
 ) -> None:
     net = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
@@ -221,7 +220,7 @@ def test_an_overflow_that_a_scaler_answers_for_is_no_fault(
         scaler.step(optimizer)
         scaler.update()
 
-    with counted(monkeypatch) as counts:
+    with counted() as counts:
         tracker: Any = anynan.torch.track(net if model else step)
         if used == "since":
             scaler = make()
@@ -257,7 +256,7 @@ def added(depth: int, level: str, *, model: bool) -> tuple[int, Counter[str]]:
     return tracked[0] - plain[0], +operators
 
 
-@pytest.mark.parametrize("model", [False, True], ids=["step", "model"])
+@step_or_model
 def test_a_clean_step_at_level_step_adds_the_same_whatever_the_depth(model: bool) -> None:
     small, large = (added(depth, "step", model=model) for depth in (5, 40))
     assert small[1] == large[1]
@@ -269,7 +268,7 @@ def test_a_clean_step_at_level_step_adds_the_same_whatever_the_depth(model: bool
     assert large[0] <= 650
 
 
-@pytest.mark.parametrize("model", [False, True], ids=["step", "model"])
+@step_or_model
 def test_a_clean_step_at_level_layer_adds_one_reduction_an_output_and_a_gradient(
     model: bool,
 ) -> None:
@@ -282,7 +281,7 @@ def test_a_clean_step_at_level_layer_adds_one_reduction_an_output_and_a_gradient
     assert large[0] - small[0] <= 50 * layers
 
 
-@pytest.mark.parametrize("model", [False, True], ids=["step", "model"])
+@step_or_model
 def test_a_step_that_draws_nothing_takes_the_state_of_numpy_once(
     model: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -207,29 +207,22 @@ def test_every_trainer_gets_one_where_the_environment_asks(
 
 RANKS = r"""
 import lightning, torch, anynan
+from lightning.pytorch.demos.boring_classes import BoringModel
 
-class Module(lightning.LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(4, 1)
-
+class Module(BoringModel):
     def training_step(self, batch, index):
         loss = self.layer(batch).square().mean()
         bad = index == 2 and self.global_rank == 1
         return torch.log(-1 - loss) if bad else loss
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=1e-3)
 
 if __name__ == "__main__":
     module, monitor = Module(), anynan.lightning.Monitor("stop")
     trainer = lightning.Trainer(
         max_epochs=1, accelerator="cpu", devices=2, strategy="ddp", logger=False,
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
-        callbacks=[monitor], default_root_dir=".",
+        callbacks=[monitor], default_root_dir=".", limit_val_batches=0,
     )
-    data = torch.utils.data.DataLoader(torch.ones(32, 4), batch_size=2)
-    trainer.fit(module, data)
+    trainer.fit(module)
     (event,) = monitor.events
     good = all(p.isfinite().all() for p in module.parameters())
     batches = trainer.fit_loop.epoch_loop.total_batch_idx + 1
