@@ -41,9 +41,9 @@ class Net(nn.Module):
         return self.body(self.scale(x))  # type: ignore[no-any-return]
 
 
-def caught(run: Callable[[], object]) -> Event:
+def caught(run: Callable[..., object], *args: Any, **named: Any) -> Any:
     with pytest.raises(AnomalyError) as error:
-        run()
+        run(*args, **named)
     return error.value.event
 
 
@@ -63,15 +63,3 @@ CIRCUMSTANCES: set[str] = {"outside_the_model"}
 def circumstance(*tags: str) -> Callable[[Any], Any]:
     CIRCUMSTANCES.update(tags)
     return lambda function: function
-
-
-def tag_of(event: Event) -> str:
-    return event.cause.tag
-
-
-def evidence_of(event: Event) -> str:
-    return event.cause.evidence
-
-
-def name_of(event: Event) -> str:
-    return event.operation.name

@@ -27,16 +27,7 @@ from tests.torch_adapter import (  # noqa: F401  # their circumstances count
     test_guard,
     test_mixed_precision,
 )
-from tests.torch_adapter.cause_parts import (
-    CIRCUMSTANCES,
-    Net,
-    caught,
-    check_line,
-    circumstance,
-    evidence_of,
-    name_of,
-    tag_of,
-)
+from tests.torch_adapter.cause_parts import CIRCUMSTANCES, Net, caught, check_line, circumstance
 
 INF = math.inf
 Row = list[list[float]]
@@ -238,10 +229,9 @@ def test_a_second_derivative(body: Any, operation: str, tag: str, evidence: str)
         (slope,) = torch.autograd.grad(out, x, create_graph=True)
         (out + slope.pow(2).sum()).backward()
 
-    with anynan.torch.track(step) as tracked:
-        event = caught(lambda: tracked(torch.zeros(1, 2, requires_grad=True)))
-    assert (event.layer, event.phase, name_of(event)) == ("body", "backward", operation)
-    assert (tag_of(event), evidence_of(event)) == (tag, evidence)
+    event = caught(anynan.torch.track(step), torch.zeros(1, 2, requires_grad=True))
+    assert (event.layer, event.phase, event.operation.name) == ("body", "backward", operation)
+    assert (event.cause.tag, event.cause.evidence) == (tag, evidence)
     check_line(event, body)
 
 
@@ -254,7 +244,7 @@ def test_operations_without_gradient_take_no_blame_for_their_neighbours() -> Non
         return roots + mask.exp()
 
     event = run_fault(Fault("", body, "", "", "", [[1, 0]]), "model")
-    found = event.phase, name_of(event), tag_of(event)
+    found = event.phase, event.operation.name, event.cause.tag
     assert found == ("backward", "sqrt", "sqrt_gradient_at_zero")
     check_line(event, body)
 
@@ -265,6 +255,6 @@ def test_weight_normalisation_of_a_zero_weight() -> None:
         net.parametrizations.weight.original1[1] = 0
     with anynan.torch.track(net):
         event = caught(lambda: net(torch.ones(1, 2)))
-    found = event.phase, name_of(event), tag_of(event)
+    found = event.phase, event.operation.name, event.cause.tag
     assert found == ("forward", "weight_norm", "cosine_of_zero_vector")
-    assert evidence_of(event) == "the weight holds 2 zeros"
+    assert event.cause.evidence == "the weight holds 2 zeros"
