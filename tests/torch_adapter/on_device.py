@@ -19,6 +19,7 @@ from anynan.torch.doctor import devices
 from tests.failing import failure
 from tests.flat import split
 from tests.torch_adapter import device
+from tests.torch_adapter.cause_parts import Body
 from tests.torch_adapter.training import Fault, assert_same, bad, seed, stepping
 
 SLATE = device.NAME
@@ -59,16 +60,10 @@ class Net(nn.Module):
 
 @dataclass
 class Run:
-    """Train a model on the device, and note how often each step made the host wait.
+    """Train a model on the device, and note how often each step made the host wait."""
 
-    Attributes:
-        tracked: What is tracked: the model, the step, or nothing.
-        scale: The scaler's first scale; without one nothing is cast.
-        reads: The reads of each step.
-    """
-
-    tracked: str = ""
-    scale: float = 0.0
+    tracked: str = ""  # the model, the step, or nothing
+    scale: float = 0.0  # the scaler's first; without one nothing is cast
     optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW
     options: dict[str, Any] = field(default_factory=dict)
     reads: list[list[device.Read]] = field(default_factory=list)
@@ -259,11 +254,8 @@ def test_a_batch_that_came_in_bad_is_told_of_with_its_rows() -> None:
 
 
 def test_the_second_run_draws_the_numbers_of_the_first() -> None:
-    class Rare(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.log(nn.functional.dropout(x.abs() + 1, 0.001))
-
-    model = nn.Sequential(nn.Linear(8, 8), Rare()).to(SLATE)
+    rare = Body(lambda x: torch.log(nn.functional.dropout(x.abs() + 1, 0.001)))
+    model = nn.Sequential(nn.Linear(8, 8), rare).to(SLATE)
     tracker = anynan.torch.track(model)
     generator = torch.get_device_module(device.NAME)
     with pytest.raises(NonFiniteError) as caught:

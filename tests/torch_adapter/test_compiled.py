@@ -266,12 +266,10 @@ def test_a_tracked_step_around_a_compiled_model() -> None:
 
 
 def test_a_fault_in_the_backward_pass() -> None:
-    class Distance(nn.Linear):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            out = super().forward(x)
-            return (out - out.detach()).square().sum(-1).sqrt()
+    def distance(x: torch.Tensor) -> torch.Tensor:
+        return (x - x.detach()).square().sum(-1).sqrt()
 
-    model = nn.Sequential(nn.Linear(4, 4), Distance(4, 4))
+    model = nn.Sequential(nn.Linear(4, 4), Body(distance))
     anynan.torch.track(model)
     weight = model[0].weight.clone()
     event = failure(stepping(in_one_graph(model), sgd(model)), torch.randn(3, 4))
@@ -351,11 +349,10 @@ def test_a_compiled_model_that_ran_is_compiled_again(way: str) -> None:
 
 
 def test_a_fault_that_is_only_there_when_compiled() -> None:
-    class Odd(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x / 0 if torch.compiler.is_compiling() else x
+    def odd(x: torch.Tensor) -> torch.Tensor:
+        return x / 0 if torch.compiler.is_compiling() else x
 
-    model = nn.Sequential(nn.Linear(4, 4), Odd())
+    model = nn.Sequential(nn.Linear(4, 4), Body(odd))
     call = torch.compile(model, backend=BACKEND)
     anynan.torch.track(call)
     event = failure(call, torch.randn(2, 4))

@@ -11,11 +11,8 @@ from torch import nn
 
 import anynan
 from tests.failing import failure
+from tests.torch_adapter.cause_parts import Body
 from tests.torch_adapter.training import stepping
-
-
-def logarithm():
-    return type("Log", (nn.Module,), {"forward": lambda self, x: torch.log(x)})()
 
 
 def net() -> nn.Module:
@@ -42,7 +39,7 @@ def test_the_traceback_of_a_step_ends_in_the_line_of_the_layer() -> None:
     class Net(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.log = logarithm()
+            self.log = Body(torch.log)
 
         def forward(self, x):
             return self.log(x)  # here
@@ -159,13 +156,11 @@ def test_a_tracker_whose_model_nobody_holds_says_so() -> None:
 # What a report of a PyTorch program says, where the words depend on what is tracked and how.
 
 
-class Slope(nn.Module):
-    def forward(self, x):
+def test_the_trail_of_a_backward_fault_comes_from_the_loss_and_ends_in_the_layer():
+    def slope(x):
         return x + (x * 0).square().sum(-1, keepdim=True).sqrt()
 
-
-def test_the_trail_of_a_backward_fault_comes_from_the_loss_and_ends_in_the_layer():
-    model = nn.Sequential(nn.Linear(3, 4), Slope(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
+    model = nn.Sequential(nn.Linear(3, 4), Body(slope), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
     anynan.torch.track(model)
     event = failure(lambda: model(torch.randn(2, 3)).sum().backward())
     assert (event.layer, event.phase) == ("1", "backward")
@@ -188,21 +183,20 @@ def failing(model):
 
 
 def test_with_two_tracked_models_a_report_says_which_it_is_about():
-    generator = Generator(logarithm(), nn.Linear(3, 1))
-    alone = anynan.torch.track(generator)
+    generator = Generator(Body(torch.log), nn.Linear(3, 1))
+    anynan.torch.track(generator)
     assert "Generator" not in str(failing(generator))
-    judge = nn.Sequential(logarithm(), nn.Linear(3, 1))
+    judge = nn.Sequential(Body(torch.log), nn.Linear(3, 1))
     with anynan.torch.track(judge):
         error = failing(generator)
         assert str(error).split("\n")[2:4] == ["  model   Generator", "  layer   0"]
         assert error.event.target == "model Generator"
         assert "  model   Sequential\n" in str(failing(judge))
-        twin = nn.Sequential(logarithm())
+        twin = nn.Sequential(Body(torch.log))
         with anynan.torch.track(twin):
             assert failing(judge).event.target == "model Sequential 1"
             assert "  model   Sequential 2\n" in str(failing(twin))
     assert "Generator" not in str(failing(generator))
-    alone.remove()
 
 
 def test_weights_that_change_while_no_layer_runs_are_still_told():

@@ -27,28 +27,14 @@ every_interval = pytest.mark.parametrize("every", [1, 4])
 SPOILED = 6
 
 
-class Marked(nn.Module):
-    """Go bad on the batch whose first value is the mark."""
-
-    def __init__(self, how: str) -> None:
-        super().__init__()
-        self.fault = Fault()
-        self.fault.at = 1
-        self.fault.armed = how
-
-    def forward(self, x: Tensor, raw: Tensor) -> Tensor:
-        out: Tensor = self.fault(x, int(raw[0, 0] == 7))
-        return out
-
-
 class Net(nn.Module):
     def __init__(self, how: str = "forward") -> None:
         super().__init__()
         self.first = nn.Linear(4, 4)
         self.norm = nn.BatchNorm1d(4)
         self.drop = nn.Dropout(0.2)
-        self.marked = Marked(how)
-        self.last = nn.Linear(4, 2)
+        self.fault, self.last = Fault(), nn.Linear(4, 2)
+        self.fault.armed, self.fault.at = how, 1
         self.calls = 0
         self.kept: list[int] = []
 
@@ -56,7 +42,8 @@ class Net(nn.Module):
         self.calls += 1
         self.kept.append(self.calls)
         h = self.drop(self.norm(self.first(x)).tanh())
-        out: Tensor = self.last(self.marked(h, x))
+        marked = int(x[0, 0] == 7)  # the batch that goes bad
+        out: Tensor = self.last(self.fault(h, marked))
         return out
 
 
@@ -129,7 +116,7 @@ def test_the_batch_and_the_operation(every: int, how: str, word: str) -> None:
     assert found.index == event.step == SPOILED
     assert found.batch is data[SPOILED]
     told = event.layer, event.phase, event.operation.name
-    assert told == ("model.marked.fault", how, word)
+    assert told == ("model.fault", how, word)
     assert str(found).startswith(f"batch {SPOILED} is the first bad one\n\n")
     assert f"pass of step {SPOILED}" in str(found)
 
@@ -196,7 +183,7 @@ def test_the_steps_own_check_is_a_find(every: int) -> None:
             raise RuntimeError("the loss is not finite")
 
     found = first_bad_batch(step, batches(), every=every)
-    assert (found.index, found.event.layer) == (SPOILED, "run.model.marked.fault")
+    assert (found.index, found.event.layer) == (SPOILED, "run.model.fault")
 
 
 @every_interval
@@ -401,7 +388,7 @@ def test_steps_of_every_form(form: str, every: int) -> None:
     before = run.state()
     found = first_bad_batch(step, batches(), every=every)
     assert found.index == SPOILED
-    assert found.event.layer.endswith("marked.fault")
+    assert found.event.layer.endswith("fault")
     assert_same(before, run.state())
     for tracker in trackers:
         assert not tracker.events
@@ -431,7 +418,7 @@ def test_a_model_out_of_sight_is_given_as_state() -> None:
     for every in (1, 4):
         state = [run.model, run.average]
         found = first_bad_batch(Slotted(run), batches(), every=every, state=state)
-        assert (found.index, found.event.layer) == (SPOILED, "state.0.marked.fault")
+        assert (found.index, found.event.layer) == (SPOILED, "state.0.fault")
         assert_same(before["weights"], run.state()["weights"])
 
 
