@@ -247,20 +247,6 @@ def test_what_an_optimizer_that_is_gone_wrote_is_put_to_nobody_else(*, dropped: 
     assert event.cause.tag == ("bad_parameter" if dropped else "optimizer_state_bad")
 
 
-def test_a_schedule_that_gives_a_finite_rate_again_after_the_update() -> None:
-    net = nn.Linear(2, 2, bias=False)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    rates = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 if step else math.nan)
-
-    def step(x: Tensor) -> None:
-        update(x)
-        rates.step()
-
-    update = training(net, optimizer)
-    event = first_bad_update(step, torch.ones(1, 2), torch.ones(1, 2), parameters=False)
-    assert (event.cause.tag, event.cause.evidence) == ("optimizer_setting_bad", "lr is nan")
-
-
 class Trust(torch.optim.SGD):
     """Scale each update by the length of its weight, as LARS and LAMB do."""
 

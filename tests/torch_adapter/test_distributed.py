@@ -135,6 +135,7 @@ STOPS: dict[str, tuple[int, int, tuple[str, ...]]] = {
     "tp_forward": (1, 2, LOG),
     "pipeline_forward": (0, 2, ("1", *LOG[1:])),  # the stage, and not the one it was sent to
     "pipeline_backward": (1, 2, ("1", *SQRT[1:])),
+    "mesh": (3, 2, LOG),  # tensor parallelism inside sharded data parallelism
 }
 
 
@@ -191,14 +192,9 @@ def test_what_a_step_returns_is_heard_of_at_the_next_update(two: Seen) -> None:
     assert "step 1 was over when it was read" in first["event"]["notes"][0]
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_one_all_reduce_a_step_and_none_when_off(
-    ranks: int, request: pytest.FixtureRequest
-) -> None:
-    seen = request.getfixturevalue({2: "two", 4: "four"}[ranks])
-    steps = 3
-    for result in seen("counted"):
-        assert result["tracked"] == result["plain"] + steps
+def test_one_all_reduce_a_step_and_none_when_off(two: Seen, four: Seen) -> None:
+    for result in [*two("counted"), *four("counted")]:
+        assert result["tracked"] == result["plain"] + 3  # steps
         assert result["off"] == result["plain"]
 
 
@@ -291,15 +287,13 @@ def test_a_rank_that_is_alone_does_not_gather_weights_for_a_replay(two: Seen) ->
 
 
 @pytest.mark.parametrize("name", STOPS)
-def test_all_ranks_stop_at_one_step_and_name_where_it_began(two: Seen, name: str) -> None:
+def test_all_ranks_stop_at_one_step_and_name_where_it_began(
+    two: Seen, four: Seen, name: str
+) -> None:
     rank, step, place = STOPS[name]
-    results = two(name)
+    results = (four if name == "mesh" else two)(name)
     assert where(stopped_at_once(results, rank, step)) == place
     assert all(result.get("finite", True) for result in results)
-
-
-def test_tensor_parallelism_inside_sharded_data_parallelism(four: Seen) -> None:
-    assert where(stopped_at_once(four("mesh"), rank=3)) == LOG
 
 
 @pytest.mark.parametrize("name", ["clean", "fsdp_clean", "tp_clean"])

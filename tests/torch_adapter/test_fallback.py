@@ -17,8 +17,9 @@ from anynan._steps.framework import EVERY_OPERATION
 from anynan._steps.tracked import inside
 from tests.failing import failure
 from tests.flat import split
+from tests.torch_adapter import programs
 from tests.torch_adapter.cause_parts import Body
-from tests.torch_adapter.training import Fault, bad, sgd, train
+from tests.torch_adapter.training import WORDS, Fault, bad, sgd, train
 
 
 def named(event: Event) -> tuple[str | None, str, str | None]:
@@ -88,29 +89,18 @@ def test_level_operation_runs_compiled_code_again_which_it_cannot_see() -> None:
 
 
 @pytest.mark.parametrize("read", ["auto", "end"])
-@pytest.mark.parametrize("fault", [nan_forward, nan_backward])
+@pytest.mark.parametrize("phase", WORDS)
 def test_the_models_own_call_is_run_again_where_the_step_shows_nothing(
-    fault: Any, read: Any
+    phase: str, read: Any
 ) -> None:
-    class Fault(nn.Module):
-        def forward(self, x: torch.Tensor, harm: bool) -> torch.Tensor:
-            return fault(x) if harm else x
-
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.fault = nn.Linear(2, 2), Fault()
-
-        def forward(self, x: torch.Tensor, harm: bool) -> torch.Tensor:
-            return self.fault(self.first(x), harm)
-
-    model = Net()
+    model = programs.Body(Fault())
+    model.fault.armed, model.fault.at = phase, True
     data: SimpleQueue[Any] = SimpleQueue()
 
     def step() -> torch.Tensor:
         for _ in range(2):  # the fault is in the second call of two
             harm = not data.empty() and data.get()
-            loss = model(torch.ones(2, 2), harm).sum()
+            loss = model(torch.ones(2, 4), harm).sum()
             loss.backward()
         return loss
 
@@ -119,7 +109,7 @@ def test_the_models_own_call_is_run_again_where_the_step_shows_nothing(
     data.put(True)
     tracker()
     (event,) = bad(tracker)
-    assert named(event) == ("fault", *TOLD[fault])
+    assert named(event) == ("fault", phase, WORDS[phase])
     assert event.call == 1
     assert any("the model's call alone" in note for note in event.notes)
     assert all(p.grad is not None for p in model.parameters())

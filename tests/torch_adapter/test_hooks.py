@@ -13,7 +13,8 @@ from torch import nn
 
 import anynan
 from anynan.torch.call.randomstate import RandomState
-from tests.torch_adapter.training import Fault, bad
+from tests.torch_adapter.cause_parts import Body
+from tests.torch_adapter.training import Fault, bad, sgd, stepping
 
 
 def net() -> nn.Sequential:
@@ -48,7 +49,7 @@ def test_a_hook_that_a_layer_puts_on_its_own_output_is_kept() -> None:
 
     model = nn.Sequential(Clipped(4, 4), nn.Linear(4, 1))
     tracker = anynan.torch.track(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = sgd(model)
     (model(torch.ones(2, 4)) * 1e3).sum().backward()
     optimizer.step()
     seen = {
@@ -71,9 +72,7 @@ def test_saving_an_output_warns_of_no_hook() -> None:
 def test_the_same_output_of_several_layers_is_read_for_each() -> None:
     model = nn.Sequential(nn.Sequential(nn.Linear(4, 4)))
     tracker = anynan.torch.track(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    model(torch.randn(3, 4)).sum().backward()
-    optimizer.step()
+    stepping(model)(torch.randn(3, 4))
     layers = [r.layer for r in tracker.history if r.phase == "backward" and not r.site.parameter]
     assert layers == ["0.0", "0", ""]
 
@@ -98,18 +97,12 @@ def test_random_states_are_put_back_whole() -> None:
 
 @pytest.mark.parametrize("level", ["step", "layer", "operation"])
 def test_an_exception_passes_a_module_with_hooks_behind_anynans(level: Any) -> None:
-    class Raising(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(2, 2)
+    def refuse(x: torch.Tensor) -> torch.Tensor:
+        if x.sum() < 0:
+            raise KeyError("the program's own")
+        return x
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            y = self.linear(x)
-            if x.sum() < 0:
-                raise KeyError("the program's own")
-            return y
-
-    model = Raising()
+    model = nn.Sequential(Body(refuse), nn.Linear(2, 2))
     with anynan.torch.track(model, level=level):
         called = []
         later = model.register_forward_hook(lambda *_: called.append(1))

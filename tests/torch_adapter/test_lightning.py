@@ -53,9 +53,6 @@ class Lit(lightning.LightningModule):
             return (out - out).square().sum().sqrt()
         if now == "finite":  # NaN, and its slope is not
             return (-1 - out.square().mean()).log()
-        if now == "update":
-            self.trainer.optimizers[0].param_groups[0]["lr"] = 3e38
-            return out.square().mean() * 100
         return out.square().mean()
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
