@@ -153,7 +153,8 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 torch.manual_seed(0)
 module, quiet = BoringModel(), dict(enable_progress_bar=False, enable_model_summary=False)
 trainer = lightning.Trainer(
-    accelerator="cpu", logger=False, max_epochs=2, limit_train_batches=2, **quiet
+    accelerator="cpu", logger=False, max_epochs=2, limit_train_batches=2, default_root_dir=".",
+    **quiet
 )
 trainer.fit(module)
 trainer.save_checkpoint("end.ckpt")
