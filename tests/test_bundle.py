@@ -11,9 +11,10 @@ import hypothesis
 import numpy as np
 import pytest
 from hypothesis import strategies as st
+from safetensors.numpy import load_file
 
 import anynan
-from anynan._apps.bundle.bundle import FACTS, SCRIPT, load
+from anynan._apps.bundle.bundle import FACTS, SCRIPT, _facts, _script, dialect_of, load
 from anynan._apps.bundle.script import TENSORS
 from anynan._calls.calls import BundleError
 from anynan._cli.commands import main
@@ -62,10 +63,7 @@ def test_it_holds_facts_and_tensors_and_no_secrets(bundle: Path) -> None:
     assert anynan.Event.from_dict(facts["event"]).operation.name == "log"
     arrays = {name for name in facts["tensors"] if not name.startswith("random.")}
     assert arrays == {"operation.x", "call.args[0]"}
-    from safetensors.numpy import load_file
-
-    held = load_file(bundle / TENSORS)
-    np.testing.assert_array_equal(held["operation.x"], X)
+    np.testing.assert_array_equal(load_file(bundle / TENSORS)["operation.x"], X)
     text = (bundle / FACTS).read_text(encoding="utf-8")
     # The folder of a clone is in the environment too, as PWD, and in the path of the line.
     secrets = [value for value in os.environ.values() if len(value) > 20 and value not in __file__]
@@ -204,9 +202,10 @@ def change(folder: Path, edit: Any) -> None:
     (folder / FACTS).write_text(json.dumps(facts), encoding="utf-8")
 
 
-@pytest.mark.parametrize(
-    "function", ["save", "load", "os.system", "__import__", "log); import os; (", "lib.npyio.save"]
-)
+FUNCTIONS = ("save", "load", "os.system", "__import__", "log); import os; (", "lib.npyio.save")
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
 def test_no_other_function_is_called(copy: Path, function: str) -> None:
     change(copy, lambda facts: facts["operation"]["lines"][0].update(function=function))
     refused(copy, "is not run|is no function")
@@ -233,8 +232,6 @@ def test_texts_stay_in_their_comments(copy: Path) -> None:
 
     change(copy, edit)
     refused(copy, "is not what")  # and the script that would be made of it:
-    from anynan._apps.bundle.bundle import _facts, _script, dialect_of
-
     text = _script(_facts(str(copy)), dialect_of("numpy"))
     assert not any(line.startswith("import os") for line in text.splitlines())
 

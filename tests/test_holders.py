@@ -17,33 +17,20 @@ FINE = np.nan_to_num(BAD)
 NAN = float("nan")
 
 
-def torch_sparse(layout: str) -> Callable[[Any], Any]:
-    return lambda x: getattr(pytest.importorskip("torch").tensor(x), layout)()
+need = pytest.importorskip
 
-
-def of(module: str, name: str) -> Callable[[Any], Any]:
-    return lambda x: getattr(pytest.importorskip(module), name)(x)
-
-
-def bcoo(x: Any) -> Any:
-    return pytest.importorskip("jax.experimental.sparse").BCOO.fromdense(x)
-
-
-def pydata(name: str) -> Callable[[Any], Any]:
-    return lambda x: getattr(pytest.importorskip("sparse"), name).from_numpy(x)
-
-
-def chunked(x: Any) -> Any:
-    pytest.importorskip("dask.array")
-    return pytest.importorskip("xarray").DataArray(x).chunk()
-
-
-HOLDERS = {
-    "scipy": of("scipy.sparse", "csr_array"), "torch COO": torch_sparse("to_sparse"),
-    "torch CSR": torch_sparse("to_sparse_csr"), "torch CSC": torch_sparse("to_sparse_csc"),
-    "BCOO": bcoo, "COO": pydata("COO"), "GCXS": pydata("GCXS"), "DOK": pydata("DOK"),
-    "xarray": of("xarray", "DataArray"), "xarray in chunks": chunked,
-}  # fmt: skip
+HOLDERS: dict[str, Callable[[Any], Any]] = {
+    "scipy": lambda x: need("scipy.sparse").csr_array(x),
+    "torch COO": lambda x: need("torch").tensor(x).to_sparse(),
+    "torch CSR": lambda x: need("torch").tensor(x).to_sparse_csr(),
+    "torch CSC": lambda x: need("torch").tensor(x).to_sparse_csc(),
+    "BCOO": lambda x: need("jax.experimental.sparse").BCOO.fromdense(x),
+    "COO": lambda x: need("sparse").COO.from_numpy(x),
+    "GCXS": lambda x: need("sparse").GCXS.from_numpy(x),
+    "DOK": lambda x: need("sparse").DOK.from_numpy(x),
+    "xarray": lambda x: need("xarray").DataArray(x),
+    "xarray in chunks": lambda x: need("dask.array") and need("xarray").DataArray(x).chunk(),
+}
 
 
 @pytest.fixture(params=HOLDERS)

@@ -3,7 +3,7 @@
 import ast
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -63,7 +63,7 @@ def test_a_name_that_no_message_has_is_an_error_with_the_nearest() -> None:
     assert Advanced(ignore="stale-graph").ignore == ("stale-graph",)  # of a framework not loaded
 
 
-def _unnamed(node: ast.AST, texts: frozenset[str] = frozenset()) -> bool:
+def _unnamed(node: ast.AST, texts: Collection[str] = ()) -> bool:
     """Tell whether an expression is a text that no message gives."""
     match node:
         case ast.Constant(value=str(text)):
@@ -78,30 +78,24 @@ def _unnamed(node: ast.AST, texts: frozenset[str] = frozenset()) -> bool:
     return False
 
 
-def _notes(tree: ast.Module) -> Iterator[tuple[int, ast.expr, frozenset[str]]]:
+ADDS = (".say", ".remark", ".mention", ".add_note", "notes.append")
+
+
+def _notes(tree: ast.Module) -> Iterator[ast.expr]:
     """Walk what a file adds to the notes of an event or an exception, or to those of a tracker."""
-    for scope in [tree, *(x for x in ast.walk(tree) if isinstance(x, ast.FunctionDef))]:
-        owned = tree.body if scope is tree else [*tree.body, *ast.walk(scope)]
-        texts = frozenset(
-            target.id
-            for node in owned
-            if isinstance(node, ast.Assign) and _unnamed(node.value)
-            for target in node.targets
-            if isinstance(target, ast.Name)
-        )
-        for node in ast.walk(scope) if scope is not tree else []:
-            if not isinstance(node, ast.Call):
-                continue
-            if isinstance(node.func, ast.Attribute):
-                at = ast.unparse(node.func.value)
-                adds = node.func.attr == "append" and at.endswith("notes")
-                if adds or node.func.attr in ("say", "remark", "mention", "add_note"):
-                    yield from ((node.lineno, item, texts) for item in node.args[:1])
-            if isinstance(node.func, ast.Name) and node.func.id == "warn":
-                yield from ((node.lineno, item, texts) for item in node.args[:1])
-            for item in (key.value for key in node.keywords if key.arg == "notes"):
-                if isinstance(item, ast.Tuple):
-                    yield from ((node.lineno, part, texts) for part in item.elts)
+    for node in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+        said = ast.unparse(node.func)
+        if said == "warn" or said.endswith(ADDS):
+            yield from node.args[:1]
+        for key in node.keywords:
+            if key.arg == "notes" and isinstance(key.value, ast.Tuple):
+                yield from key.value.elts
+
+
+def _texts(tree: ast.Module) -> set[str]:
+    """Name what holds a text that no message gives."""
+    assigned = [x for x in ast.walk(tree) if isinstance(x, ast.Assign) and _unnamed(x.value)]
+    return {at.id for x in assigned for at in x.targets if isinstance(at, ast.Name)}
 
 
 # Facts of a report, which nothing silences, and what only puts anynan's name before a message.
@@ -111,13 +105,11 @@ FACTS = ("also bad: ", "in batch ", "{line}; {times}", "anynan: {")
 def test_no_note_is_without_a_name() -> None:
     root = Path(anynan.__file__).parent
     paths = [*root.glob("*.py"), *root.glob("_*/**/*.py"), *root.glob("[a-z]*/**/*.py")]
-    found = [
-        f"{path.relative_to(root)}:{line}: {ast.unparse(item)}"
-        for path in paths
-        for line, item, texts in _notes(ast.parse(path.read_text(encoding="utf-8")))
-        if _unnamed(item, texts) and not ast.unparse(item)[1:].strip("'\"").startswith(FACTS)
-    ]
-    assert sorted(set(found)) == []
+    for path in paths:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        texts = _texts(tree)
+        unnamed = [ast.unparse(item) for item in _notes(tree) if _unnamed(item, texts)]
+        assert all(said[1:].strip("'\"").startswith(FACTS) for said in unnamed), (path, unnamed)
 
 
 def test_a_command_leaves_out_the_notes_that_are_ignored(
