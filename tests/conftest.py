@@ -79,30 +79,14 @@ def _time_to_hunt() -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--backends",
-        default=None,
-        metavar="a,b",
-        help="backends that must run (default: every installed one)",
-    )
-    parser.addoption(
-        "--tiers",
-        default="0-2",
-        metavar="N-M",
-        help="run the tests of these tiers alone; tests/tiers.py says which test is in which",
-    )
-    parser.addoption(
-        "--durations-to",
-        metavar="FILE",
-        help="write what each test took into this file, beside what it says of other tests",
-    )
-    parser.addoption(
-        "--chaos",
-        default=0,
-        type=int,
-        metavar="N",
-        help="walk N times as many random programs, other ones each time, and run the long tests",
-    )
+    said = "backends that must run; a missing one fails (default: every installed one)"
+    parser.addoption("--backends", default=None, metavar="a,b", help=said)
+    said = "run the tests of these tiers alone; tests/tiers.py says which test is in which"
+    parser.addoption("--tiers", default="0-2", metavar="N-M", help=said)
+    said = "write what each test took into this file, beside what it says of other tests"
+    parser.addoption("--durations-to", metavar="FILE", help=said)
+    said = "walk N times as many random programs, other ones each time, and run the long tests"
+    parser.addoption("--chaos", default=0, type=int, metavar="N", help=said)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -4,7 +4,6 @@ A model is a list of named layers, a layer a list of named operations with a slo
 backward pass is written by hand. Nothing here is known to the core.
 """
 
-import functools
 import math
 import sys
 import threading
@@ -418,16 +417,10 @@ class ToyAdapter(BaseAdapter):
             rows.fill((lo,), (hi,))
 
 
-def track(target: Any = None, *, model: Model, **options: Any) -> Any:
+def track(target: Any, *, model: Model, **options: Any) -> Tracker:
     """Track a step function of the toy framework."""
     chosen = Options.checked(split(options), ADVANCED, "the toy framework")
-    if target is None:
-        return functools.partial(_track, model=model, options=chosen)
-    return _track(target, model, chosen)
-
-
-def _track(target: Any, model: Model, options: Options) -> Tracker:
-    tracker = Tracked(target, options, getattr(target, "__name__", "step"))
+    tracker = Tracked(target, chosen, getattr(target, "__name__", "step"))
     return begin(tracker, ToyAdapter(model, tracker))
 
 

@@ -31,7 +31,6 @@ FIRST = first_run(("a", "forward", 3.0), ("b", "forward", NAN))
 A, B = place("a", 3.0), place("b", NAN)
 # What the first run saw, what the second passed, and where they part.
 CASES: dict[str, tuple[Step, list[CheckedPoint], str | None]] = {
-    "the same places and kinds agree": (FIRST, [A, B], None),
     "another kind at the failing place is a parting": (
         FIRST, [A, place("b", -INF)], "the output of b was NaN and then -Inf",
     ),

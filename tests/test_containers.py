@@ -1,6 +1,6 @@
 """Every array in a nested container is found once and named so that one can find it again."""
 
-from collections import ChainMap, OrderedDict, UserDict, deque
+from collections import ChainMap, OrderedDict, deque
 from dataclasses import InitVar, dataclass, field
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
@@ -54,11 +54,9 @@ class Output(OrderedDict[str, Any]):
         (Plain([X]), ["batch.image[0]"]),
         (Slotted(X), ["batch.a"]),
         (Output(X), ["batch['logits']"]),
-        (UserDict(a=X), ["batch['a']"]),
         (MappingProxyType({"a": X}), ["batch['a']"]),
         (ChainMap({"a": X}, {"b": Y}), ["batch['b']", "batch['a']"]),
         (deque([X, Y]), ["batch[0]", "batch[1]"]),
-        ({"a": X}.values(), ["batch[0]"]),
         ([1, True, None, "nan", b"nan", range(10**12), int, object(), 0.5], ["batch[8]"]),
         ([1j], ["batch[0]"]),
         (None, []),

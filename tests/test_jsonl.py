@@ -54,6 +54,10 @@ def test_what_is_read_back_is_what_was_seen(tmp_path: Path) -> None:
     assert run.versions["anynan"] == anynan.__version__
     told = re.findall(r"^  headroom.*$", tracker.report(), re.MULTILINE)
     assert told and all(line in run.report() for line in told)
+    tracker.to_jsonl(tmp_path / "after.jsonl")  # a run that is over
+    run = anynan.load(tmp_path / "after.jsonl")
+    same(tracker.history, run.history)
+    assert (run.events, run.damage) == (tracker.events, ())
 
 
 def test_a_step_that_raises_is_in_the_file_with_its_event(tmp_path: Path) -> None:
@@ -69,14 +73,6 @@ def test_a_step_that_raises_is_in_the_file_with_its_event(tmp_path: Path) -> Non
     seen = [*run.history.steps(), *([] if run.open is None else [run.open.number])]
     assert seen == [0, 1, 2]
     assert "the file has no end" in run.report()
-
-
-def test_a_finished_run_can_be_written_afterwards(tmp_path: Path) -> None:
-    tracker = written(tmp_path / "live.jsonl")
-    tracker.to_jsonl(tmp_path / "after.jsonl")
-    run = anynan.load(tmp_path / "after.jsonl")
-    same(tracker.history, run.history)
-    assert (run.events, run.damage) == (tracker.events, ())
 
 
 def test_every_writes_one_step_in_so_many_and_the_bad_ones(tmp_path: Path) -> None:

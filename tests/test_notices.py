@@ -67,14 +67,11 @@ def test_a_report_that_a_filter_makes_an_exception_is_the_report(fn: Any) -> Non
 def test_the_same_fault_is_told_once_and_then_in_a_line_with_a_count() -> None:
     model = Model(Layer("first", ("log",)))
     tracker = track(model, model=model, action="warn")
-    first, *later = map(str, (w.message for w in caught(lambda: tracker(np.array([-1.0])), 120)))
-    assert len(first.split("\n")) > 5
-    assert all("\n" not in text for text in later)
-    counts = [2, 3, *range(10, 101, 10)]
-    assert [text.rpartition("; ")[2] for text in later] == [
-        f"{times} times since step 0" for times in counts
-    ]
-    assert all("logarithm" in text for text in later)
+    first, *later = [str(w.message) for w in caught(lambda: tracker(np.array([-1.0])), 120)]
+    assert first.count("\n") > 4
+    assert all("\n" not in text and "logarithm" in text for text in later)
+    counts = [f"{times} times since step 0" for times in (2, 3, *range(10, 101, 10))]
+    assert [text.rpartition("; ")[2] for text in later] == counts
     (event,) = tracker.events
     assert (event.step, event.times, tracker.count("bad")) == (0, 120, 120)
     assert tracker.report().count("event  ") == 1
@@ -113,15 +110,9 @@ def test_nothing_is_printed_where_nobody_asked(tmp_path: Path) -> None:
     assert (done.stdout, done.stderr) == ("", "")
 
 
-def test_the_traceback_of_a_tracked_step_is_the_users_alone() -> None:
-    with pytest.raises(anynan.NonFiniteError) as caught, np.errstate(all="ignore"):
-        anynan.track(divide)(np.zeros(2))
-    frames = traceback.extract_tb(caught.value.__traceback__)
-    assert {frame.filename for frame in frames} == {__file__}
-
-
-def test_the_traceback_of_a_check_ends_in_the_users_line() -> None:
-    with pytest.raises(anynan.NonFiniteError) as caught:
-        anynan.check(BAD, "x")
-    frames = traceback.extract_tb(caught.value.__traceback__)
-    assert [frame.line for frame in frames] == ['anynan.check(BAD, "x")']
+def test_the_traceback_of_a_tracked_step_or_check_is_the_users_alone() -> None:
+    for call in (lambda: anynan.track(divide)(np.zeros(2)), lambda: anynan.check(BAD, "x")):
+        with pytest.raises(anynan.NonFiniteError) as caught, np.errstate(all="ignore"):
+            call()
+        frames = traceback.extract_tb(caught.value.__traceback__)
+        assert {frame.filename for frame in frames} == {__file__}

@@ -26,14 +26,12 @@ BLOCKS = ["encoder.layers.0", "encoder.layers.1", "encoder.layers.10"]
     ("keep", "exclude", "left"),
     [
         (None, [], list(LAYERS)),
-        ("encoder", None, ["encoder"]),
         ("*.norm", None, ["encoder.layers.0.norm"]),  # a star crosses dots
         ("", None, [""]),
         (lambda path, layer: layer == "Block", None, BLOCKS),
         (["head", lambda path, _: path == "embed"], None, ["embed", "head"]),
         (BLOCKS, "encoder.layers.1", ["encoder.layers.0", "encoder.layers.10"]),
         ("encoder.layers.0*", "*.attn", ["encoder.layers.0", "encoder.layers.0.norm"]),
-        ("*.norm", "encoder.layers.1", ["encoder.layers.0.norm"]),
         (None, "", []),
         # What is inside a layer goes with it.
         (None, "encoder.layers.0", ["", "embed", "encoder", *BLOCKS[1:], "head"]),

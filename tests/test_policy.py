@@ -44,6 +44,7 @@ def test_a_level_decides_the_severity_in_every_phase(kind: str, value: float, le
 def test_large_is_a_suspect_above_its_limit_and_nothing_at_it() -> None:
     policy = Policy(large=10)
     assert policy.judge("forward", -10.0, 10.0) is None
+    assert Policy(large=INF).judge("forward", 0.0, INF) == ("posinf", "bad")
     assert policy.judge("forward", 0.0, 10.5) == ("large", "suspect")
     assert policy.judge("forward", -10.5, 0.0) == ("large", "suspect")
 
@@ -54,12 +55,6 @@ def test_headroom_counts_bits_to_the_dtypes_own_overflow() -> None:
     assert policy.judge("forward", 0.0, HALF / 3, dtype_max=HALF) == ("large", "suspect")
     assert policy.judge("forward", 0.0, HALF / 3, dtype_max=3.4e38) is None
     assert policy.judge("forward", 0.0, 1e300, dtype_max=None) is None
-
-
-def test_a_limit_never_lets_inf_pass() -> None:
-    for policy in (DEFAULT, Policy(large=INF), Policy(headroom=1e-9)):
-        assert policy.limit(None, None) < INF
-        assert policy.judge("forward", 0.0, INF) == ("posinf", "bad")
 
 
 def test_the_last_matching_override_wins() -> None:
@@ -104,10 +99,8 @@ REFUSED: list[tuple[type[Exception], dict[str, Any], str]] = [
     (ValueError, {"spike": 1}, "Policy(spike=1): the ratio to the running median must be above 1"),
     (ValueError, {"bad": ("nan",)}, "Policy(bad=...): 'nan' is not one of large, spike, vanishing"),
     (ValueError, {"scale_streak": 0}, "Policy(scale_streak=0): a streak is at least 1 step"),
-    (ValueError, {"scale_floor": -1.0}, "Policy(scale_floor=-1.0): a loss scale is never below 0"),
     (TypeError, {"large": "10"}, "Policy(large='10'): expected a number or None, not str"),
     (TypeError, {"scale_streak": "5"}, "Policy(scale_streak='5'): expected a whole number, not s"),
-    (TypeError, {"scale_floor": "low"}, "Policy(scale_floor='low'): expected a number"),
     (TypeError, {"allow": ("head",)}, "takes anynan.Allow entries, not 'head'"),
     (TypeError, {"bad": 3}, "Policy(bad=...) takes kinds, not 3"),
     (TypeError, {"overrides": {"a": 3}}, "maps globs to Policy objects, not 'a': 3"),
