@@ -417,7 +417,7 @@ class ToyAdapter(BaseAdapter):
             rows.fill((lo,), (hi,))
 
 
-def track(target: Any, *, model: Model, **options: Any) -> Tracker:
+def track(target: Any, *, model: Model, **options: Any) -> Any:
     """Track a step function of the toy framework."""
     chosen = Options.checked(split(options), ADVANCED, "the toy framework")
     tracker = Tracked(target, chosen, getattr(target, "__name__", "step"))
