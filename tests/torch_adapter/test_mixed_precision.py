@@ -194,23 +194,6 @@ def test_a_scaled_loss_may_overflow_but_not_be_nan(scale: float, power: float, t
     assert [event.kind for event in losses] == ["nan"] * told
 
 
-def test_somebody_elses_wrapper_of_the_scaler_stays() -> None:
-    real, run = torch.amp.GradScaler.step, Run()
-    tracker = run.track("model")
-    ours = torch.amp.GradScaler.step
-    assert ours is not real
-    theirs = lambda *args, **kwargs: ours(*args, **kwargs)  # noqa: E731
-    torch.amp.GradScaler.step = theirs  # type: ignore[method-assign]
-    try:
-        tracker.remove()
-        assert torch.amp.GradScaler.step is theirs
-        run.train(1)
-    finally:
-        torch.amp.GradScaler.step = real  # type: ignore[method-assign]
-    run.track("model").remove()
-    assert torch.amp.GradScaler.step is real
-
-
 @circumstance("loss_scale_too_high")
 @pytest.mark.parametrize("what", ["model", "step"])
 @pytest.mark.parametrize("read", ["immediate", "end"])

@@ -276,17 +276,6 @@ def test_an_output_that_cannot_be_reduced_is_said_and_let_pass(level: Any) -> No
     assert t.events == ()
 
 
-def test_more_statistics_of_eight_bits() -> None:
-    class Narrow(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x.to(torch.float8_e4m3fn)
-
-    net, more = Narrow(), anynan.Advanced(stats=["mean", "norm", "rms"])
-    with anynan.torch.track(net, advanced=more) as tracker:
-        net(torch.ones(4))
-    assert tracker.events == ()
-
-
 def test_a_buffer_that_was_bad_from_the_beginning_has_no_step_at_which_it_was_good() -> None:
     crit, net = nn.CrossEntropyLoss(weight=1 / torch.tensor([5.0, 3.0, 0.0])), nn.Linear(3, 3)
 

@@ -16,8 +16,7 @@ class Directions(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.inner = nn.Linear(4, 3)
-        self.drop = nn.Dropout(0.1)
+        self.inner, self.drop = nn.Linear(4, 3), nn.Dropout(0.1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x / x.norm(dim=1, keepdim=True)

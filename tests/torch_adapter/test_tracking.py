@@ -3,7 +3,6 @@
 import functools
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,7 +44,7 @@ def test_layers_and_exclude_choose_what_is_read(options: Any, seen: set[str]) ->
 
 
 def test_a_fault_inside_a_skipped_layer_is_seen_where_it_leaves() -> None:
-    model: Any = deep()
+    model = deep()
     model.left[0].fault.armed = "forward"
     tracker = anynan.torch.track(model, exclude="left", action="record")
     model(batch())
@@ -148,7 +147,7 @@ def model_output(one: torch.Tensor, other: torch.Tensor) -> Any:
 
 
 # What makes an output of two tensors, and the name of the second.
-SHAPES: dict[str, tuple[Callable[[torch.Tensor, torch.Tensor], Any], str]] = {
+SHAPES: dict[str, tuple[Any, str]] = {
     "tensor": (lambda one, other: other, ""),
     "tuple": (lambda one, other: (one, (None, other)), "[1][1]"),
     "dict": (lambda one, other: {"count": torch.tensor(3), "logits": other}, "['logits']"),

@@ -154,9 +154,8 @@ def test_a_second_update_behind_the_first_is_not_claimed_to_be_finite() -> None:
 
 
 def test_an_overflow_that_goes_on_beside_what_was_filled_is_no_second_fault() -> None:
-    layers = [nn.Linear(2, 2, bias=False) for _ in range(3)]
-    model = nn.Sequential(*layers).half()
-    for layer in layers:
+    model = nn.Sequential(*(nn.Linear(2, 2, bias=False) for _ in range(3))).half()
+    for layer in model:
         layer.weight.data = torch.tensor([[3.0, 0.0], [0.0, 2.0]]).half()
     x = torch.tensor([[30000.0, 10000.0]]).half()
     event = failing(lambda x: model(x).sum(), x)

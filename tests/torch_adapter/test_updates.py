@@ -20,15 +20,13 @@ def test_a_weight_spoiled_by_hand_is_named_with_the_line_that_did_it() -> None:
         loss = net(x).square().mean()
         loss.backward()
         for p in net.parameters():
-            assert p.grad is not None
             p.data -= rate * p.grad
             p.grad = None
         return loss.detach()
 
     tracker = anynan.torch.track(step, level="operation")
-    with tracker:
-        tracker(torch.ones(1, 2), 1e-3)
-        event = failure(tracker, torch.full((1, 2), 1e3), 3e38)
+    tracker(torch.ones(1, 2), 1e-3)
+    event = failure(tracker, torch.full((1, 2), 1e3), 3e38)
     assert (event.step, event.parameter, event.operation.name) == (1, "weight", "multiply")
     assert event.operation.source.text == "p.data -= rate * p.grad"
     assert event.cause.tag == "overflow_in_dtype"
@@ -63,19 +61,6 @@ def test_a_gradient_that_was_read_too_late_is_blamed_for_the_weight() -> None:
     assert event.parameter == "weight"
     assert "step 1 were bad, which Advanced(read=4) saw only after" in event.cause.text
     assert "no gradient was bad" not in event.cause.text
-
-
-def test_what_no_optimizer_holds_was_not_written_by_one() -> None:
-    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
-    optimizer = torch.optim.SGD(net[1].parameters(), 0.1)
-    with anynan.torch.track(net):
-        for _ in range(2):
-            net(torch.ones(1, 2)).sum().backward()
-            optimizer.step()
-        net[0].weight.data[0, 0] = math.nan  # a checkpoint is loaded, say
-        event = failure(net, torch.ones(1, 2))
-    assert (event.phase, event.parameter) == ("parameter", "0.weight")
-    assert event.since is not None
 
 
 @pytest.mark.parametrize("fault", ["input", "forward", "backward"])
@@ -174,10 +159,7 @@ def test_what_clipping_made_of_finite_gradients_is_told(width: int, way: str) ->
 
 
 def test_a_gradient_written_past_the_framework_is_said_to_be_unexplained() -> None:
-    def write(_: Any, gradients: list[torch.Tensor], __: Any) -> None:
-        gradients[0].numpy()[:] = torch.nan
-
-    event = clipped(100, write)
+    event = clipped(100, lambda _, gradients, __: gradients[0].numpy().fill(torch.nan))
     assert event.operation is None
     (note,) = (note for note in event.notes if "gradient-finite" in note)
     assert "it may have been written to after the backward pass" in note.lower()

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import anynan
 from tests.failing import failure
+from tests.torch_adapter.cause_parts import Body
 
 TABLE = torch.tensor([1.0, math.nan, 2.0])
 
@@ -30,15 +31,6 @@ WRITES: dict[str, Callable[[Tensor], Tensor]] = {
     "assignment": overwritten,
     "table": lambda x: x + TABLE,
 }
-
-
-class Body(nn.Module):
-    def __init__(self, body: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.body = body
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.body(x)
 
 
 @pytest.mark.filterwarnings("ignore:anynan. no module was found")

@@ -94,7 +94,7 @@ def live_tensors() -> int:
 
 
 class Count(TorchDispatchMode):
-    """Count operations, and how many elements the largest operand of each has."""
+    """Count operations."""
 
     # What brings a value to the host.
     READS = ("_to_copy", "_local_scalar_dense", "item", "copy")
@@ -102,14 +102,9 @@ class Count(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.seen: Counter[str] = Counter()
-        self.large: Counter[str] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.overloadpacket.__name__
-        self.seen[name] += 1
-        flat = [x for x in torch.utils._pytree.tree_leaves(args) if isinstance(x, torch.Tensor)]
-        if max((x.numel() for x in flat), default=0) >= 64:
-            self.large[name] += 1
+        self.seen[func.overloadpacket.__name__] += 1
         return func(*args, **(kwargs or {}))
 
     @property
