@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import anynan
 from tests.threads import the_system_tells, waiting_for_a_pipe
-from tests.torch_adapter.training import assert_same
+from tests.torch_adapter.training import assert_same, hooks_on
 
 
 class Bad(nn.Module):
@@ -171,6 +171,12 @@ def test_what_counts_operations_does_not_count_those_of_a_replay() -> None:
     assert tracker.events[0].operation is not None
 
 
+def in_a_thread(work: Callable[[], object]) -> None:
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+
+
 @pytest.mark.parametrize("end", ["validation", "remove", "raised", "thread"])
 def test_operations_in_inference_mode(end: str) -> None:
     model = nn.Linear(2, 1)
@@ -180,9 +186,7 @@ def test_operations_in_inference_mode(end: str) -> None:
         with pytest.raises(RuntimeError):
             model(torch.ones(1, 3))
     if end == "thread":
-        thread = threading.Thread(target=tracker.remove)
-        thread.start()
-        thread.join()
+        in_a_thread(tracker.remove)
     with torch.inference_mode():
         if end == "remove":
             tracker.remove()
@@ -198,19 +202,18 @@ def test_what_watches_operations_goes_in_the_middle_of_a_step(end: str) -> None:
     def call() -> None:
         model(torch.ones(1, 2)).log().sum()
 
-    before = vars(torch.amp.GradScaler)["step"], torch.autograd.backward, torch.autograd.grad
-    model = nn.Linear(2, 1)
+    def seams() -> Any:
+        return vars(torch.amp.GradScaler)["step"], torch.autograd.backward, torch.autograd.grad
+
+    before, model = seams(), nn.Linear(2, 1)
     tracker = anynan.torch.track(model, level="operation")
     if end == "thread":
-        thread = threading.Thread(target=call)
-        thread.start()
-        thread.join()
+        in_a_thread(call)
     else:
         call()
     getattr(tracker, "pause" if end == "pause" else "remove")()
-    after = vars(torch.amp.GradScaler)["step"], torch.autograd.backward, torch.autograd.grad
-    assert after == before
-    assert not model._forward_hooks and not model._forward_pre_hooks
+    assert seams() == before
+    assert not hooks_on(model)
 
 
 class Frozen(dict):  # type: ignore[type-arg]

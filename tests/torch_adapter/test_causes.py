@@ -167,13 +167,10 @@ def run_fault(it: Fault, mode: str) -> Event:
         return loss
 
     if mode == "model":
-        with anynan.torch.track(net):
-            return caught(lambda: step(x))
-    tracked = anynan.torch.track(
-        step, advanced=anynan.Advanced(read="end" if mode == "deferred" else "auto")
-    )
-    with tracked:
-        return caught(lambda: tracked(x))
+        anynan.torch.track(net)
+        return caught(step, x)
+    advanced = anynan.Advanced(read="end" if mode == "deferred" else "auto")
+    return caught(anynan.torch.track(step, advanced=advanced), x)
 
 
 CASES = [

@@ -13,11 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch._dynamo.utils import (
-    clear_compilation_metrics,
-    counters,
-    get_compilation_metrics,
-)
+from torch._dynamo.utils import clear_compilation_metrics, counters, get_compilation_metrics
 
 import anynan
 from anynan import AnynanWarning, NonFiniteError
@@ -482,9 +478,8 @@ def test_inductor_fuses_the_probes() -> None:
 
 @pytest.mark.parametrize("paused", [False, True])
 def test_a_model_that_is_compiled_after_it_was_tracked_is_followed(paused: bool) -> None:
-    model = nn.Sequential(
-        nn.Linear(2, 2), Body(torch.log)
-    )  # a class of PyTorch's own is compiled with hooks
+    # A class of PyTorch's own is compiled with hooks.
+    model = nn.Sequential(nn.Linear(2, 2), Body(torch.log))
     tracker = anynan.torch.track(model, action="record")
     compiled: Any = torch.compile(model, backend="eager")
     if paused:

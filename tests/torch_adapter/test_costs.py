@@ -40,9 +40,8 @@ class Program:
         self.model = nn.Sequential(*layers, nn.Linear(4, 1))
         self.model[2].register_forward_hook(self._inside)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
-        self.tracker: Any = anynan.torch.track(
-            self.model if model else self._step, **split(options)
-        )
+        target: Any = self.model if model else self._step
+        self.tracker: Any = anynan.torch.track(target, **split(options))
         self.step = self._step if model else self.tracker
 
     def _inside(self, module: nn.Module, args: Any, out: torch.Tensor) -> torch.Tensor:

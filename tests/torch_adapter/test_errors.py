@@ -63,20 +63,17 @@ def test_what_would_watch_nothing_is_refused_in_one_line() -> None:
     def items() -> Iterator[int]:
         yield 1
 
-    large = anynan.Policy(large=1)
+    large, spike = anynan.Policy(large=1), anynan.Policy(bad="spike")
+    lost = anynan.Policy(overrides={"nowhere": large})
     uses: dict[str, tuple[Any, dict[str, Any]]] = {
         "None: is a return statement missing": (None, {}),
         "the body of an async function runs after": (later, {}),
         "the body of a generator function runs after": (items, {}),
         "layers= takes globs or predicates, not the class Linear": (net(), {"layers": nn.Linear}),
-        "'nowhere' matches no layer": (
-            net(), {"policy": anynan.Policy(overrides={"nowhere": large})},
-        ),
-        r"bad='spike'\) does nothing without spike=": (
-            net(), {"policy": anynan.Policy(bad="spike")},
-        ),
+        "'nowhere' matches no layer": (net(), {"policy": lost}),
+        r"bad='spike'\) does nothing without spike=": (net(), {"policy": spike}),
         "save=.* cannot be written": (net(), {"save": f"{__file__}/bundle"}),
-    }  # fmt: skip
+    }
     for words, (target, options) in uses.items():
         with pytest.raises((TypeError, ValueError, OSError), match=words):
             anynan.torch.track(target, **options)

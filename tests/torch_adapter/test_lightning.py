@@ -192,9 +192,7 @@ def test_a_replay_calls_no_callback_logs_nothing_and_leaves_the_counters() -> No
     assert trainer.callback_metrics["seen_epoch"] == 2.5
 
 
-def test_every_trainer_gets_one_where_the_environment_asks(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_every_trainer_gets_one_where_the_environment_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert anynan.lightning.callbacks() == []
     monkeypatch.setenv("ANYNAN_LIGHTNING", "warn")
     assert [monitor.action for monitor in anynan.lightning.callbacks()] == ["warn"]
