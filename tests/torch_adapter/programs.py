@@ -77,9 +77,7 @@ class Body(nn.Module):
 
     def __init__(self, fault: Fault) -> None:
         super().__init__()
-        self.first = nn.Linear(4, 4)
-        self.fault = fault
-        self.last = nn.Linear(4, 4)
+        self.first, self.fault, self.last = nn.Linear(4, 4), fault, nn.Linear(4, 4)
 
     def forward(self, x: Tensor, turn: int | None = None) -> Tensor:
         return self.last(self.fault(self.first(x), turn).tanh())

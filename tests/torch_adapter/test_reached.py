@@ -111,8 +111,7 @@ def test_a_step_that_fetches_its_batch(way: str) -> None:
 
     kind = type(items)
     assert operations(step, times=4) == ["log"]
-    assert taken == [0.0, 1.0, -2.0, 3.0]
-    assert type(items) is kind
+    assert (taken, type(items)) == ([0.0, 1.0, -2.0, 3.0], kind)
     assert float(next(items)[0, 0]) == 4.0, "no batch was eaten"
 
 
@@ -140,8 +139,7 @@ def test_a_step_that_hands_over_does_so_once() -> None:
         return loss
 
     assert operations(step, times=1) == ["log"]
-    assert results.qsize() == 1
-    assert jobs.unfinished_tasks == 0
+    assert (results.qsize(), jobs.unfinished_tasks) == (1, 0)
 
 
 @pytest.mark.parametrize("way", ["event", "pipe"])
@@ -167,8 +165,7 @@ def test_a_second_run_does_not_wait_for_ever(way: str, monkeypatch: pytest.Monke
     (event,) = tracker.events
     assert event.operation is None
     assert any("it would have waited for more than 0 s" in note for note in event.notes)
-    assert threading.Condition.wait is wait
-    assert signal.getsignal(signal.SIGALRM) is alarm
+    assert (threading.Condition.wait, signal.getsignal(signal.SIGALRM)) == (wait, alarm)
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
     os.close(source)
     os.close(sink)

@@ -41,10 +41,9 @@ def test_optimizers_that_step_in_the_backward_pass() -> None:
         loss_of(model).backward()
     tracker.flush()
     assert tracker.history.steps() == [0, 1]
-    backward = [r.layer for r in tracker.history if (r.step, r.phase) == (1, "backward")]
-    assert {"first", "fault", "last", ""} == set(backward)
-    model.fault.armed = "backward"
-    before = model.first.weight.detach().clone()
+    backward = {r.layer for r in tracker.history if (r.step, r.phase) == (1, "backward")}
+    assert backward == {"first", "fault", "last", ""}
+    model.fault.armed, before = "backward", model.first.weight.detach().clone()
     event = failure(lambda: loss_of(model).backward())
     assert (event.layer, event.step, event.operation.name) == ("fault", 3, "sqrt")
     assert torch.equal(before, model.first.weight)

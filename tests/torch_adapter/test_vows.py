@@ -113,8 +113,7 @@ def test_a_replay_leaves_no_trace(track: str, armed: str, options: Any) -> None:
     assert_same(plain.states, tracked.states)
     events = tracked.tracker.events
     assert events
-    if not scaled or armed == "forward":
-        assert events[0].operation is not None, "there was a replay, or a watched step"
+    if not scaled or armed == "forward":  # there was a replay, or a watched step
         assert events[0].operation.name == {"forward": "log", "backward": "sqrt"}[armed]
         assert events[0].tried is not None or "level" in options, "and a fix was tried in it"
     assert torch.autograd.backward.__module__ == "torch.autograd"

@@ -119,9 +119,7 @@ class Count(TorchDispatchMode):
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.first = nn.Linear(4, 4)
-        self.fault = Fault()
-        self.last = nn.Linear(4, 2)
+        self.first, self.fault, self.last = nn.Linear(4, 4), Fault(), nn.Linear(4, 2)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.last(self.fault(self.first(x)).tanh())
