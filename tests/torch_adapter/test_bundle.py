@@ -30,22 +30,25 @@ def x():
     return torch.randn(5, 4)
 
 
-def fail(folder: Path, model, x, loss=torch.sum) -> None:
-    with pytest.raises(anynan.NonFiniteError), anynan.torch.track(model, save=folder):
+def fail(folder: Path, model, x, loss=torch.sum):
+    """Save a failing step, and give the script that was written and what it does."""
+    with pytest.raises(anynan.NonFiniteError), anynan.torch.track(model, save=folder / "b"):
         loss(model(x)).backward()
+    return again(folder / "b")
 
 
 def held(folder: Path):
-    return load_file(folder / "tensors.safetensors")
+    return load_file(folder / "b" / "tensors.safetensors")
 
 
 def test_a_gradient_is_taken_by_autograd_from_what_arrived(tmp_path, x):
-    fail(tmp_path / "b", Net(lambda y: torch.sqrt(y * 0)), x, loss=lambda y: (y * 3).sum())
-    script, outcome = again(tmp_path / "b")
+    script, outcome = fail(
+        tmp_path, Net(lambda y: torch.sqrt(y * 0)), x, loss=lambda y: (y * 3).sum()
+    )
     assert "torch.ops.aten.sqrt.default(tensors['self'])" in script
     assert "torch.autograd.grad(" in script
     assert outcome.same
-    assert (held(tmp_path / "b")["operation.grad"] == 3).all()
+    assert (held(tmp_path)["operation.grad"] == 3).all()
 
 
 def test_a_custom_backward(tmp_path, x):
@@ -58,16 +61,15 @@ def test_a_custom_backward(tmp_path, x):
         def backward(ctx, grad):
             return grad / (grad - grad)
 
-    fail(tmp_path / "b", Net(Own.apply), x)
-    script, outcome = again(tmp_path / "b")
+    script, outcome = fail(tmp_path, Net(Own.apply), x)
     assert "torch.ops.aten.div.Tensor" in script
     assert outcome.same
 
 
 def test_low_precision_survives(tmp_path, x):
     kind = torch.bfloat16
-    fail(tmp_path / "b", Net(lambda y: (y * 1e4).exp()).to(kind), x.to(kind))
-    kept = held(tmp_path / "b").items()
+    fail(tmp_path, Net(lambda y: (y * 1e4).exp()).to(kind), x.to(kind))
+    kept = held(tmp_path).items()
     assert {t.dtype for n, t in kept if n.startswith(("operation", "weights"))} == {kind}
     assert again(tmp_path / "b")[1].same
 
@@ -86,8 +88,8 @@ def test_a_bad_weight(tmp_path, x):
 
 def test_it_holds_the_call_the_layer_and_random_states(tmp_path, x):
     model = torch.nn.Sequential(torch.nn.Dropout(0.5), Net(lambda y: torch.log(y - 100)))
-    fail(tmp_path / "b", model, x)
-    kept = held(tmp_path / "b")
+    fail(tmp_path, model, x)
+    kept = held(tmp_path)
     assert torch.equal(kept["weights.1.lin.weight"], model[1].lin.weight)
     assert torch.equal(kept["operation.self"], model[1].lin(kept["layer.args[0]"]) - 100)
     assert torch.equal(kept["call.input"], x)
@@ -100,8 +102,7 @@ def test_an_operator_of_somebody_else_is_not_written_as_code(tmp_path, x):
     def bad(y: torch.Tensor) -> torch.Tensor:
         return y * torch.inf
 
-    fail(tmp_path / "b", Net(lambda y: bad(y.detach()) + y), x)
-    script, outcome = again(tmp_path / "b")
+    script, outcome = fail(tmp_path, Net(lambda y: bad(y.detach()) + y), x)
     if "is not run here" in script:
         assert outcome.same is None
         assert "none of PyTorch's own operators" in outcome.text

@@ -1,6 +1,7 @@
 """The guard on gradients: norms of every layer in the one read, jumps and fading told in time."""
 
 import math
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -31,11 +32,9 @@ def trainer(
     def step(x: Tensor) -> dict[str, float]:
         optimizer.zero_grad()
         model(x).square().mean().backward()
-        layers: dict[str, list[float]] = {}
+        layers: dict[str, list[float]] = defaultdict(list)
         for name, p in model.named_parameters():
-            if p.grad is not None:
-                size = p.grad.to_dense().double().norm().item()
-                layers.setdefault(name.rpartition(".")[0], []).append(size)
+            layers[name.rpartition(".")[0]].append(p.grad.to_dense().double().norm().item())
         optimizer.step()
         return {layer: math.hypot(*sizes) for layer, sizes in layers.items()}
 
