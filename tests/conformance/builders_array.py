@@ -10,8 +10,8 @@ from tests.flat import split
 
 BACKENDS = (Backend.NUMPY, Backend.STRICT, Backend.TORCH_STANDARD, Backend.JAX, Backend.DASK)
 
-# What is varied, and the options of ``track`` for it.
-# Whether they differ in more than when a value is read.
+# What is varied, and the options of ``track`` for it; whether they differ in more than when a value
+# is read.
 DIFFER = False
 VARIANTS: dict[str, dict[str, Any]] = {
     "immediate": {"level": "layer", "read": "immediate"},

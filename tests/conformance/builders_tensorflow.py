@@ -42,7 +42,7 @@ class Ops:
     def __init__(self, tf: Any) -> None:
         self.sum, self.max, self.minimum = tf.reduce_sum, tf.reduce_max, tf.minimum
         self.log, self.exp, self.sqrt, self.acos = tf.math.log, tf.exp, tf.sqrt, tf.acos
-        self.where, self.isnan, self.matmul = tf.where, tf.math.is_nan, tf.matmul
+        self.where, self.matmul = tf.where, tf.matmul
         self.concat, self.softmax = tf.concat, functools.partial(tf.nn.softmax, axis=-1)
         self.stop_gradient, self.array = tf.stop_gradient, tf.constant
         self.log1p, self.atanh, self.acosh, self.sin = tf.math.log1p, tf.atanh, tf.acosh, tf.sin

@@ -123,26 +123,6 @@ def test_a_scan_is_compared_with_layers_one_by_one(params: Any) -> None:
     assert "h = h * self.scale" in str(found)
 
 
-def test_layers_inside_a_loop_of_unknown_length_and_in_a_branch_are_compared(params: Any) -> None:
-    held = {"params": params["params"]["blocks_0"]}
-
-    def looped(scale: float) -> Any:
-        def turn(state: Any) -> Any:
-            i, x = state
-
-            def again(x: Any) -> Any:
-                return Block(scale=scale, name="again").apply(held, x)
-
-            return i + 1, jax.lax.cond(i == 1, again, lambda x: x * 1.0, x)
-
-        return lambda x: jax.lax.while_loop(lambda state: state[0] < 3, turn, (0, x))[1]
-
-    found = anynan.compare(looped(1.0), looped(1.01), X, backward=False)
-    assert (found.place.layer, found.place.call) == ("again", 0)
-    assert [row.ratio for row in found.rows if row.layer == "again.up"] == [0]
-    assert not found.notes
-
-
 class Routed(nn.Module):
     """Send each row to one of four experts."""
 

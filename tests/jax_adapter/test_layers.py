@@ -59,11 +59,6 @@ class EqxNet(eqx.Module):
     blocks: list
     act: callable
 
-    def __init__(self):
-        self.act = jnp.tanh
-        keys = jax.random.split(jax.random.key(0), 2)
-        self.blocks = [eqx.nn.Linear(4, 4, key=key) for key in keys]
-
     def __call__(self, x):
         for block in self.blocks:
             x = self.act(block(x))
@@ -77,7 +72,8 @@ def eqx_step(model, opt_state, x):
 
 
 def test_equinox_models_come_and_go_as_arguments():
-    model = EqxNet()
+    keys = jax.random.split(jax.random.key(0), 2)
+    model = EqxNet([eqx.nn.Linear(4, 4, key=key) for key in keys], jnp.tanh)
     state = OPTIMIZER.init(eqx.filter(model, eqx.is_array))
     tracked = anynan.jax.track(eqx.filter_jit(eqx_step))
     mine, theirs = (model, state), (model, state)

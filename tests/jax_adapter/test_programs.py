@@ -1,6 +1,5 @@
 """Inside the program: calls, loops, branches, custom rules, and what cannot be opened."""
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,8 +13,6 @@ from jax import lax
 import anynan
 from tests.failing import failure
 from tests.jax_adapter.models import same
-
-X = jnp.array([0.5, 1.0, 2.0, -1.0])
 
 
 @dataclass(frozen=True)
@@ -130,22 +127,3 @@ def test_results_are_those_of_jit_and_nothing_is_said(name):
     tracked = anynan.jax.track(case.fn)
     assert same(tracked(jnp.array(case.good)), jax.jit(case.fn)(jnp.array(case.good)))
     assert tracked.events == tracked.notes == ()
-
-
-@functools.partial(jax.named_call, name="loop")
-def in_layers(x):
-    def step(carry, item):
-        with jax.named_scope("cell"):
-            carry = carry + jnp.sqrt(item)
-        return carry, carry
-
-    return lax.scan(step, 0.0, x)[1]
-
-
-def test_a_layer_inside_a_loop_is_read_with_its_iteration():
-    tracked = anynan.jax.track(lambda x: in_layers(x).sum())
-    with pytest.raises(anynan.NonFiniteError, match="iteration 3") as caught:
-        tracked(X)
-    event = caught.value.event
-    assert (event.layer, event.phase, event.iteration) == ("loop.cell", "forward", 3)
-    assert "sqrt(-1.0)" in event.cause.evidence

@@ -135,17 +135,15 @@ def test_the_gradients_come_out_where_they_cannot_be_read(monkeypatch):
 
 
 def test_a_cached_partial_of_nnx_trains_on():
+    @nnx.jit
+    def step(model, optimizer, x):
+        gradients = nnx.grad(lambda m: jnp.mean(m(x) ** 2))(model)
+        optimizer.update(model, gradients)
+
     def trained(wrap):
         model = nnx.Linear(2, 1, rngs=nnx.Rngs(0))
         optimizer = nnx.Optimizer(model, optax.sgd(1e-3), wrt=nnx.Param)
-
-        @wrap
-        @nnx.jit
-        def step(model, optimizer, x):
-            gradients = nnx.grad(lambda m: jnp.mean(m(x) ** 2))(model)
-            optimizer.update(model, gradients)
-
-        cached = nnx.cached_partial(step, model, optimizer)
+        cached = nnx.cached_partial(wrap(step), model, optimizer)
         for _ in range(3):
             cached(jnp.ones((4, 2)))
         return model.kernel[...].tolist()

@@ -3,11 +3,14 @@
 import keras
 import tensorflow as tf
 
-from tests.keras_backends.models import KINDS, data, functional, line, positive, zero
+from tests.keras_backends.models import data, functional, layers, line, positive, zero
 
 __all__ = [
-    "KINDS", "Log", "Root", "compiled", "data", "functional", "line", "positive", "zero",
+    "WAYS", "Log", "Root", "compiled", "data", "functional", "layers", "line", "positive", "zero",
 ]  # fmt: skip
+
+# The ways in which TensorFlow runs a model.
+WAYS = {"graph": {}, "xla": {"jit_compile": True}, "eager": {"run_eagerly": True}}
 
 
 class Log(keras.layers.Layer):

@@ -39,17 +39,13 @@ class Port(torch.nn.Module):
 
     def __init__(self, model: Any, eps: float = 1e-3) -> None:
         super().__init__()
-        conv, head = model.get_layer("conv"), model.get_layer("head")
-        self.conv = torch.nn.Conv2d(3, 4, 3)
-        self.norm = torch.nn.BatchNorm2d(4, eps=eps)
-        self.act = torch.nn.ReLU()
-        self.pool = torch.nn.AdaptiveAvgPool2d(1)
+        self.conv, self.norm = torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4, eps=eps)
+        self.act, self.pool = torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1)
         self.head = torch.nn.Linear(4, 5)
-        kernel = torch.tensor(np.array(conv.kernel.numpy()))
-        self.conv.weight.data = kernel.permute(3, 2, 0, 1).contiguous()
-        self.conv.bias.data = torch.tensor(np.array(conv.bias.numpy()))
-        self.head.weight.data = torch.tensor(np.array(head.kernel.numpy()).T.copy())
-        self.head.bias.data = torch.tensor(np.array(head.bias.numpy()))
+        for name, turn in (("conv", (3, 2, 0, 1)), ("head", (1, 0))):
+            kernel, bias = (torch.tensor(x) for x in model.get_layer(name).get_weights())
+            getattr(self, name).weight.data = kernel.permute(turn).contiguous()
+            getattr(self, name).bias.data = bias
         self.eval()
 
     def forward(self, x: Any) -> Any:
@@ -74,7 +70,6 @@ def test_the_wrong_layer_of_a_port_is_named(model: Any) -> None:
 
 def test_keras_on_another_backend_is_compared_by_a_file(model: Any, tmp_path: Path) -> None:
     anynan.comparing.capture(model, X).save(tmp_path / "keras.npz")
-    found = anynan.compare(
-        Port(model, eps=1e-5), anynan.comparing.Capture.load(tmp_path / "keras.npz"), X
-    )
+    original = anynan.comparing.Capture.load(tmp_path / "keras.npz")
+    found = anynan.compare(Port(model, eps=1e-5), original, X)
     assert found.place.layer == "norm"

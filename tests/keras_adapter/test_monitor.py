@@ -1,4 +1,4 @@
-"""The callback for ``fit``: where it happened, and what it does then."""
+"""The callback for ``fit``, the loss of an evaluation, and what a failing batch costs."""
 
 import keras
 import numpy as np
@@ -7,9 +7,16 @@ import pytest
 import anynan
 from tests.keras_adapter import models
 from tests.keras_adapter.models import Root, compiled, positive
-from tests.keras_backends.checks import WHERE, Spoil, test_monitor
-
-__all__ = ["test_monitor"]
+from tests.keras_backends.checks import (
+    WHERE,
+    Spoil,
+    test_fault_inside_the_loss,  # noqa: F401
+    test_monitor,  # noqa: F401
+    test_step_of_ones_own_that_never_asks_for_the_loss,  # noqa: F401
+)
+from tests.keras_backends.cost_checks import (  # noqa: F401
+    test_the_batches_after_a_bad_one_cost_what_clean_ones_do,
+)
 
 
 def train(*callbacks):

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import anynan
-from tests.keras_backends.precision_checks import (
+from tests.keras_backends.compare_checks import (
     Gated,
     test_a_product_between_two_layers_is_found_and_the_code_of_the_plan_cures_it,  # noqa: F401
     test_bfloat16_fits,  # noqa: F401

@@ -1,4 +1,4 @@
-"""What people train with: precision, loops, sharing, replicas; and what must stay silent."""
+"""What people train with: loops, sharing, replicas, each way of running; what stays silent."""
 
 import keras
 import numpy as np
@@ -8,9 +8,10 @@ import tensorflow as tf
 import anynan
 from anynan._steps.tracked import inside
 from tests.failing import failure
+from tests.flat import split
 from tests.keras_adapter import models
-from tests.keras_adapter.models import Log, compiled, data, positive, zero
-from tests.keras_adapter.ways import layers
+from tests.keras_adapter.models import WAYS, Log, Root, compiled, data, layers, positive, zero
+from tests.keras_backends.models import LAYERS
 
 pytestmark = pytest.mark.tier(2)
 
@@ -66,9 +67,7 @@ def test_shared_layers_and_several_inputs_and_outputs():
     a, b = keras.Input((3,), name="a"), keras.Input((3,), name="b")
     shared = keras.layers.Dense(3, name="shared")
     x, z = shared(a), shared(b)
-    model = keras.Model(
-        [a, b], {"sum": keras.layers.Add(name="add")([x, z]), "log": Log(name="lg")(z)}
-    )
+    model = keras.Model([a, b], {"sum": keras.layers.Add()([x, z]), "log": Log(name="lg")(z)})
     one, bad = np.ones((2, 3), "float32"), np.zeros((2, 3), "float32")
     shared.set_weights([np.eye(3), np.zeros(3)])
     tracker = anynan.keras.track(model, action="record")
@@ -90,15 +89,13 @@ def test_two_replicas():
     positive(model)
     with anynan.keras.track(model) as tracker:
         model.fit(*data(), verbose=0)
-        assert {"first", "block.inner", "last"} <= layers(tracker, "forward")
-        assert {"first", "block.inner", "last"} <= layers(tracker, "backward")
+        for phase in ("forward", "backward"):
+            assert {"first", "block.inner", "last"} <= layers(tracker, phase)
         zero(model)
-        with pytest.raises(anynan.NonFiniteError) as caught:
-            model.fit(*data(), verbose=0)
-        event = caught.value.event
+        event = failure(model.fit, *data(), verbose=0)
         assert (event.layer, event.operation.name) == ("block.inner", "log")
         # The update was made, and is not what the step failed of.
-        assert (event.phase, event.parameter) == ("forward", None), str(caught.value)
+        assert (event.phase, event.parameter) == ("forward", None)
 
 
 def test_a_first_batch_that_makes_the_weights_and_spoils_them_is_run_again_with_what_they_were():
@@ -137,3 +134,32 @@ def test_a_loss_that_a_layer_added_is_still_there_after_a_second_run():
     assert tape.gradient(loss, model.trainable_variables) is not None
     assert float(tf.add_n(model.losses)) == pytest.approx(0.4)
     assert tracker.events[0].operation.name == "log"
+
+
+@pytest.mark.parametrize(
+    ("way", "options"),
+    [("graph", {"stats": "absmax"}), ("xla", {"replay": False}), ("eager", {"stats": "absmax"})],
+)
+def test_gradients_of_outputs_are_read_where_a_replay_cannot_tell(way, options):
+    model = compiled(models.functional(Root(name="inner")), **WAYS[way])
+    positive(model)
+    with anynan.keras.track(model, **split(options)) as tracker:
+        model.fit(*data(), verbose=0)
+        assert layers(tracker, "backward") == set(LAYERS)
+        if "stats" in options:
+            assert all(reading.absmax is not None for reading in tracker.history.last())
+
+
+def test_a_statistic_that_is_not_there_is_refused():
+    model = models.functional(keras.layers.Dense(4, name="inner"))
+    with pytest.raises(ValueError, match="for TensorFlow there are only absmax, min, max so far"):
+        anynan.keras.track(model, advanced=anynan.Advanced(stats=("mean",)))
+
+
+def test_model_that_was_fitted_before_is_traced_anew():
+    model = compiled(models.functional(Log(name="inner")), jit_compile=False)
+    zero(model)
+    model.predict(data()[0], verbose=0)
+    with anynan.keras.track(model), pytest.raises(anynan.NonFiniteError):
+        model.predict(data()[0], verbose=0)
+    model.predict(data()[0], verbose=0)

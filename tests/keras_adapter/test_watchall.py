@@ -20,21 +20,15 @@ CLASSES = ("set_model", keras.callbacks.CallbackList), ("train_on_batch", keras.
 def found():
     real = [getattr(owner, name) for name, owner in CLASSES]
     found = Found()
-    end = watch_everything(Options(action="record"), found)
-    found.end = end
+    found.end = watch_everything(Options(action="record"), found)
     yield found
-    end()
+    found.end()
     assert [getattr(owner, name) for name, owner in CLASSES] == real
 
 
-def broken():
+def test_fit_is_watched(found):
     model = compiled(models.functional(Root(name="inner")), jit_compile=False)
     positive(model)
-    return model
-
-
-def test_fit_is_watched(found):
-    model = broken()
     model.fit(X, Y, batch_size=4, verbose=0)
     assert found.events == []
     models.zero(model)
@@ -47,7 +41,7 @@ def test_fit_is_watched(found):
 
 @pytest.mark.tier(2)
 def test_a_batch_is_watched(found):
-    model = broken()
+    model = compiled(models.functional(Root(name="inner")), jit_compile=False)
     models.zero(model)
     model.train_on_batch(X, Y)
     assert found.bad()[0].layer == "block.inner"
@@ -55,8 +49,7 @@ def test_a_batch_is_watched(found):
 
 @pytest.mark.tier(2)
 def test_a_monitor_takes_over(found):
-    model = broken()
-    model.fit(X, Y, batch_size=4, verbose=0)
+    model = compiled(models.functional(Root(name="inner")), jit_compile=False)
     models.zero(model)
     monitor = anynan.keras.Monitor()
     with pytest.warns(anynan.AnynanWarning, match="the slope of a square root at 0 is infinite"):

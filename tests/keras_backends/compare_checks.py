@@ -1,4 +1,4 @@
-"""What comparing two Keras models finds, on every backend alike."""
+"""Where two Keras models part, and what breaks first in half precision, on every backend alike."""
 
 import keras
 import numpy as np
@@ -146,3 +146,54 @@ def test_masks_stay_on_their_tensors():
     taken = anynan.comparing.capture(model, tokens).taken
     pooled = next(t.made[0] for t in taken if t.layer == "pool")
     np.testing.assert_allclose(pooled, model.predict(tokens, verbose=0), rtol=1e-5, atol=1e-6)
+
+
+ONES = np.ones((4, 8), np.float32)
+
+
+class Gated(keras.layers.Layer):
+    """Overflow between two layers: 400 * 400 is beyond float16."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        dense, constant = keras.layers.Dense, keras.initializers.Constant
+        wide = {"kernel_initializer": "zeros", "bias_initializer": constant(400.0)}
+        self.gate, self.up = dense(8, name="gate", **wide), dense(8, name="up", **wide)
+        self.down = dense(8, name="down", kernel_initializer=constant(2.5e-3))
+
+    def call(self, x):
+        return self.down(keras.ops.silu(self.gate(x)) * self.up(x))
+
+
+def gated():
+    keras.utils.set_random_seed(0)
+    dense = keras.layers.Dense
+    layers = [dense(8, name="first"), Gated(name="mlp"), keras.layers.Rescaling(1e-3)]
+    model = keras.Sequential([*layers, dense(4, name="last")])
+    model(ONES)
+    return model
+
+
+def finite(model):
+    return bool(np.isfinite(keras.ops.convert_to_numpy(model(ONES))).all())
+
+
+def test_a_product_between_two_layers_is_found_and_the_code_of_the_plan_cures_it():
+    model = gated()
+    report = anynan.precision(model, ONES)
+    found = report.first()
+    assert (found.name, found.layer, found.kind) == ("multiply", "mlp", "overflow")
+    assert "silu(self.gate(x)) * self.up(x)" in found.source.text
+    assert report.plan.finite
+    policies = {layer.dtype_policy.name for layer in model._flatten_layers()}
+    assert policies == {"float32"}
+    for layer in model._flatten_layers():
+        layer.dtype_policy = "mixed_float16"
+    assert not finite(model)
+    exec(report.code, {"model": model})
+    assert finite(model)
+    assert model.layers[0].compute_dtype == "float16"
+
+
+def test_bfloat16_fits():
+    assert anynan.precision(gated(), ONES, dtype="bfloat16").fits

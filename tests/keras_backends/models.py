@@ -90,3 +90,8 @@ def zero(model):
 def line(file, mark):
     with open(file, encoding="utf-8") as text:
         return next(i for i, row in enumerate(text, 1) if row.rstrip().endswith(f"# {mark}"))
+
+
+def layers(tracker, phase):
+    """List the layers that the last step read."""
+    return {reading.layer for reading in tracker.history.last() if reading.phase == phase}

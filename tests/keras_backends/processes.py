@@ -8,7 +8,7 @@ from pathlib import Path
 import anynan
 
 HERE = Path(__file__).parent
-SHARED = ("checks.py", "cost_checks.py", "compare_checks.py", "precision_checks.py")
+SHARED = ("checks.py", "cost_checks.py", "compare_checks.py")
 
 
 def run(backend, own):

@@ -1,10 +1,12 @@
-"""One run of MLX, operation by operation, and what is written on it."""
+"""One run of MLX, operation by operation, and the hunt that is built on it."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pytest
 
+import anynan
 from anynan.mlx.observe import observe
 from tests.mlx_adapter.test_contract import subject
 
@@ -14,10 +16,13 @@ from mlx import nn  # noqa: E402
 
 def shown(target: Any, *args: Any) -> tuple[list[Any], Any]:
     seen: list[Any] = []
-    found = observe(
-        target, args, {}, lambda op: seen.append((op.name, op.layer, op.phase, op.forward))
-    )
-    return seen, found
+    found = observe(target, args, {}, seen.append)
+    return [(op.name, op.layer, op.phase, op.forward) for op in seen], found
+
+
+def same(one: Mapping[str, Any], other: Mapping[str, Any]) -> None:
+    for name, x in one.items():
+        np.testing.assert_array_equal(x, other[name], err_msg=name)
 
 
 def test_a_step_is_shown_forward_backward_and_in_the_update() -> None:
@@ -29,9 +34,7 @@ def test_a_step_is_shown_forward_backward_and_in_the_update() -> None:
     assert {phase for _, _, phase, _ in seen} == {"forward", "loss", "backward", "optimizer"}
     log = next(i for i, op in enumerate(seen) if op[:3] == ("log", "log", "forward"))
     assert ("log", "log", "backward", log) in seen
-    after = made.state()
-    for name, x in before.items():
-        np.testing.assert_array_equal(x, after[name], err_msg=name)
+    same(before, made.state())
 
 
 def test_what_is_compiled_is_shown_by_the_operations_of_its_code() -> None:
@@ -80,3 +83,28 @@ def test_an_error_of_the_observers_is_its_own_and_the_programs_is_kept() -> None
         raise KeyError(str(x.shape))
 
     assert isinstance(shown(raising, mx.ones(1))[1].error, KeyError)
+
+
+class Directions(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.drop = nn.Linear(4, 3), nn.Dropout(0.1)
+
+    def __call__(self, x: Any) -> Any:
+        x = x / mx.linalg.norm(x, axis=1, keepdims=True)
+        return self.inner(self.drop(x))
+
+
+@pytest.mark.tier(2)
+def test_a_model_is_moved_to_a_row_of_zeros() -> None:
+    first = anynan.stress(Directions(), mx.random.normal((8, 4))).findings[0]
+    assert (first.words, first.event.operation.name) == ("x: a row of zeros", "divide")
+    assert first.event.tried is not None
+
+
+@pytest.mark.tier(2)
+def test_a_training_step_is_what_it_was_after_a_hunt() -> None:
+    made, x = subject(), mx.random.normal((2, 2))
+    before = made.state()
+    assert anynan.stress(made.step, x).margins
+    same(before, made.state())

@@ -1,10 +1,7 @@
 """Causes that TensorFlow produces beyond those of tests/conformance/recipes_causes.py.
 
-A fault is a function of one weighted array; the line at fault ends in ``# bad``. The rows that
-TensorFlow cannot produce stand in ``NOT_IN_TENSORFLOW``, each with its reason.
+The rows that TensorFlow cannot produce stand in ``NOT_IN_TENSORFLOW``, each with its reason.
 """
-
-import inspect
 
 import numpy as np
 import pytest
@@ -13,32 +10,26 @@ import tensorflow as tf
 import anynan
 from anynan._diagnosis.causes import RULES
 from tests.conformance.recipes_causes import produced
-
-FAULTS = {}
-
-
-def fault(tag, operation, x, *, phase="loss", kind="nan"):
-    """List a function among the faults."""
-
-    def add(fn):
-        FAULTS[fn.__name__] = (fn, tag, operation, x, phase, kind)
-        return fn
-
-    return add
+from tests.failing import failure
 
 
-@fault("normalisation_of_inf", "batch_norm", [1, 2, 3, 4])
 def norm_of_inf(x):
     image = tf.reshape(tf.where(x > 3, np.inf, x), (1, 2, 2, 1))
     return tf.reduce_sum(tf.compat.v1.nn.fused_batch_norm(image, [1.0], [0.0])[0])  # bad
 
 
-@fault("norm_gradient_at_zero", "sqrt", [0, 0], phase="backward", kind="posinf")
 def norm(x):
     return tf.sqrt(tf.reduce_sum(tf.square(x)))  # bad
 
 
-def report(fn, x):
+FAULTS = [
+    (norm_of_inf, [1, 2, 3, 4], ("normalisation_of_inf", "batch_norm", "loss", "nan")),
+    (norm, [0, 0], ("norm_gradient_at_zero", "sqrt", "backward", "posinf")),
+]
+
+
+@pytest.mark.parametrize(("fn", "x", "expected"), FAULTS)
+def test_the_cause_is_named_at_its_line(fn, x, expected):
     weight = tf.Variable(1.0)
 
     @tf.function
@@ -47,23 +38,13 @@ def report(fn, x):
             loss = fn(x * weight)
         return loss, tape.gradient(loss, weight)
 
-    with pytest.raises(anynan.NonFiniteError) as caught:
-        anynan.tensorflow.track(step)(tf.constant(x, "float32"))
-    return caught.value
-
-
-@pytest.mark.parametrize("name", FAULTS)
-def test_the_cause_is_named_at_its_line(name):
-    fn, tag, operation, x, phase, kind = FAULTS[name]
-    error = report(fn, x)
-    event = error.event
-    assert event.operation is not None, str(error)
+    event = failure(anynan.tensorflow.track(step), tf.constant(x, "float32"))
     found = (event.cause.tag, event.operation.name, event.phase, event.kind)
-    assert found == (tag, operation, phase, kind), str(error)
+    assert found == expected
     assert event.cause.evidence
-    lines, first = inspect.getsourcelines(fn)
-    marked = [first + i for i, line in enumerate(lines) if line.rstrip().endswith("# bad")]
-    assert (event.operation.source.file, [event.operation.source.line]) == (__file__, marked)
+    source = event.operation.source
+    assert (source.file, source.function) == (__file__, fn.__name__)
+    assert source.text.endswith("# bad")
 
 
 NOT_IN_TENSORFLOW = {
@@ -98,6 +79,6 @@ IN_TRAINING = {  # produced by tests/keras_adapter/test_causes.py
 
 
 def test_every_row_is_produced_or_has_its_reason():
-    made = {tag for _, tag, *_ in FAULTS.values()} | IN_TRAINING | ELSEWHERE
+    made = {tag for *_, (tag, *_) in FAULTS} | IN_TRAINING | ELSEWHERE
     made |= produced("tensorflow") | set(NOT_IN_TENSORFLOW)
     assert {rule.tag for rule in RULES} == made

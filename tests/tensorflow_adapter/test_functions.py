@@ -1,4 +1,4 @@
-"""A tf.Module and a tf.function are tracked, left and saved; what a graph cannot tell is said."""
+"""A tf.Module, a tf.function, and tensors of any kind; what a graph cannot tell is said."""
 
 import contextlib
 import gc
@@ -10,6 +10,7 @@ import tensorflow as tf
 
 import anynan
 from anynan.tensorflow.session.seams import SEAMS
+from tests.failing import failure
 from tests.keras_adapter import models
 from tests.keras_adapter.models import Log
 
@@ -76,16 +77,53 @@ def test_a_tracked_function_that_is_dropped_watches_no_longer():
         assert not SEAMS.layers
 
 
-class Branching(tf.Module):
-    def __call__(self, x):
-        if tf.reduce_sum(x) > 0:  # of a tensor: autograph converts it
-            x = x * 2.0
-        return x
-
-
 def test_a_module_that_branches_on_a_tensor_is_converted_as_without():
+    class Branching(tf.Module):
+        def __call__(self, x):
+            if tf.reduce_sum(x) > 0:  # of a tensor: autograph converts it
+                x = x * 2.0
+            return x
+
     module = Branching()
     with anynan.tensorflow.track(module, action="record"):
         run = tf.function(lambda x: module(x))
         np.testing.assert_array_equal(run(tf.ones(2)), [2.0, 2.0])
         np.testing.assert_array_equal(run(-tf.ones(2)), [-1.0, -1.0])
+
+
+def test_ragged_strings_integers_and_empty_batches():
+    class Rag(tf.Module):
+        def __call__(self, x):
+            return tf.strings.length(x) if x.dtype == tf.string else tf.math.log(x)
+
+    module = Rag()
+    with anynan.tensorflow.track(module):
+        module(tf.constant([["a", "bc"]]))
+        module(tf.zeros((0, 4)))
+        module(tf.ragged.constant([[1.0], [2.0, 3.0]]))
+        with pytest.raises(anynan.NonFiniteError):
+            module(tf.ragged.constant([[1.0], [-2.0, 3.0]]))
+
+
+def test_the_values_of_a_sparse_tensor_are_looked_at():
+    class Scale(tf.Module):
+        def __call__(self, x):
+            return tf.sparse.map_values(tf.math.log, x)
+
+    module = Scale()
+    with anynan.tensorflow.track(module):
+        event = failure(module, tf.SparseTensor([[0, 1], [1, 0]], [1.0, -2.0], (2, 2)))
+    assert (event.kind, event.phase) == ("nan", "forward")
+
+
+def test_numbers_that_are_drawn_anew_are_said():
+    class Noisy(tf.Module):
+        @tf.function
+        def __call__(self, x):
+            return tf.math.log(x - tf.random.uniform(x.shape, 2.0, 3.0))
+
+    module = Noisy()
+    with anynan.tensorflow.track(module):
+        event = failure(module, tf.ones(3))
+    assert event.operation.name == "log"
+    assert any("RandomUniform drew other numbers in the second run" in n for n in event.notes)

@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from contextlib import nullcontext, suppress
 
 import keras
 import numpy as np
@@ -55,14 +56,9 @@ def test_an_exception_over_a_bad_value_takes_the_report_along(way, kind, action)
     def step(x):
         return tf.reduce_sum(way(tf.math.log(x) * 2))
 
-    if kind == "compiled":
-        step = tf.function(step)
-    elif kind == "inside":
+    if kind != "eager":
         inner = tf.function(step)
-
-        def step(x):
-            return inner(x) + 1
-
+        step = inner if kind == "compiled" else lambda x: inner(x) + 1
     x = -tf.ones((2, 2))
     plain = raised(lambda: step(x))
     tracker = anynan.tensorflow.track(step, action=action)
@@ -87,11 +83,10 @@ class Checked(keras.layers.Layer):
 @pytest.mark.parametrize("action", ["raise", "warn"])
 def test_an_exception_in_a_batch_of_fit(eagerly, action):
     model = models.compiled(models.functional(Checked(name="inner")), run_eagerly=eagerly)
-    x, y = models.data()
     tracker = anynan.keras.track(model, action=action)
-    error = raised(lambda: model.fit(x, y, verbose=0))
-    assert tracker.events[0].layer == "block.inner"
-    assert tracker.events[0].operation.name == "log"
+    error = raised(lambda: model.fit(*models.data(), verbose=0))
+    event = tracker.events[0]
+    assert (event.layer, event.operation.name) == ("block.inner", "log")
     if action == "raise":
         assert type(error) is anynan.NonFiniteError  # Keras drops what it was raised from
         assert "the InvalidArgumentError that the program raised" in str(error)
@@ -129,10 +124,8 @@ def test_what_a_dead_step_read_is_not_taken_for_the_next_ones():
     step = tf.function(lambda x: tf.debugging.check_numerics(module(x), "bad"))
     tracker = anynan.tensorflow.track(module, action="record")
     for value in (1.0, -1.0, 1.0, 1.0):
-        try:
+        with suppress(tf.errors.InvalidArgumentError):
             step(tf.fill((2,), value))
-        except tf.errors.InvalidArgumentError:
-            assert value < 0
     assert [(event.step, event.operation.name) for event in tracker.events] == [(1, "log")]
 
 
@@ -177,10 +170,8 @@ def test_a_step_without_a_layer_leaves_its_weight_unspoilt(own, kind, action):
         tracker(tf.constant([1.0, 1.0]))
         after = weight.numpy()
         assert after.tolist() == pytest.approx([0.95, 0.95])
-        try:
+        with pytest.raises(anynan.NonFiniteError) if action == "raise" else nullcontext():
             tracker(tf.constant([1.0, 0.0]))
-        except anynan.NonFiniteError:
-            assert action == "raise"
         assert weight.numpy().tolist() == after.tolist()
         tracker(tf.constant([1.0, 1.0]))
         assert weight.numpy()[0] < after[0]

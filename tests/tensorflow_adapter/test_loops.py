@@ -41,38 +41,11 @@ def train(net, loss_of, optimizer):
 def test_what_is_made_outside_of_the_model_is_named_with_its_line(loss, operation):
     net = model()
     with anynan.keras.track(net, action="record") as tracker:
-        train(net, lambda out: tf.reduce_mean(out), keras.optimizers.SGD(0.0))
+        train(net, tf.reduce_mean, keras.optimizers.SGD(0.0))
         train(net, loss, keras.optimizers.SGD())
     event = tracker.events[0]
     assert (event.step, event.layer, event.operation.name) == (1, None, operation)
     assert event.operation.source.line == line(__file__, loss.__name__)
-
-
-def test_numbers_that_the_loop_drew_are_those_of_its_own_run():
-    def loss(out):
-        return tf.reduce_mean(tf.math.log(out * 0 + tf.random.normal((), -2.0, 0.1)))  # drawn
-
-    net = model()
-    with anynan.keras.track(net, action="record") as tracker:
-        train(net, loss, keras.optimizers.SGD())
-    (event,) = tracker.events
-    assert event.operation.source.line == line(__file__, "drawn")
-
-
-def test_variables_without_a_model_go_on_after_a_fault():
-    """Keras keeps their momentum under a name without a path."""
-    weight, optimizer = tf.Variable([1.0, 2.0]), keras.optimizers.SGD(0.1, momentum=0.9)
-
-    @anynan.tensorflow.track(action="record")
-    def step(x):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(tf.math.log(weight * x))
-        optimizer.apply_gradients([(tape.gradient(loss, weight), weight)])
-
-    for scale in (1.0, 0.0, 1.0, 1.0):
-        step(tf.constant(scale))
-    (event,) = step.events
-    assert event.operation.name == "log"
 
 
 def test_a_clean_loop_gives_what_it_gives_without():
@@ -101,15 +74,6 @@ def test_a_clean_loop_gives_what_it_gives_without():
 
 
 PROGRAMS = {
-    "loop": """
-        import tensorflow as tf, keras
-        net, optimizer = keras.Sequential([keras.layers.Dense(1)]), keras.optimizers.SGD()
-        for i in range(3):
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean(tf.math.log(-tf.abs(net(tf.ones((2, 3))))))  # here
-            weights = net.trainable_variables
-            optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
-        """,
     "numpy": """
         import numpy as np, tensorflow as tf
         w, y = tf.Variable([1.0, 2.0]), np.ones(2, "float32")
@@ -212,13 +176,12 @@ def test_a_loop_over_replicas_of_the_programs_own_runs_to_its_end(tmp_path, devi
 
 
 class Compiled(tf.Module):
-    built = False
+    b = None
 
     @tf.function
     def __call__(self, x):
-        if not self.built:
+        if self.b is None:
             self.b = tf.Variable(tf.zeros((3,)))
-            self.built = True
         return x + tf.math.log(self.b)  # compiled
 
 
@@ -258,18 +221,6 @@ def test_a_gradient_that_the_program_gives_is_opened(compiled):
     assert event.operation.source.line == line(__file__, "given slope")
 
 
-def test_what_the_program_writes_between_steps_is_not_put_to_the_optimizer():
-    net, optimizer = model(), keras.optimizers.SGD()
-
-    def run():
-        for _ in range(2):
-            train(net, tf.reduce_mean, optimizer)
-            net.set_weights([np.full_like(w, np.inf) for w in net.get_weights()])
-
-    (event,) = watched(run).bad()
-    assert (event.phase, event.step, event.cause.tag) == ("parameter", 1, "bad_parameter")
-
-
 @pytest.mark.parametrize("traced", [False, True])
 def test_what_is_watched_can_be_saved(tmp_path, traced):
     saved = tf.Module()
@@ -288,26 +239,6 @@ def test_what_is_watched_can_be_saved(tmp_path, traced):
     np.testing.assert_array_equal(loaded.call(X), net(X))
 
 
-@pytest.mark.filterwarnings("ignore::anynan.AnynanWarning")
-@pytest.mark.parametrize("action", first(1, ["record", "skip"]))
-def test_what_a_compiled_step_assigns_by_hand_is_told_with_its_line(action):
-    w = tf.Variable([1.0, 4.0])
-
-    @anynan.tensorflow.track(action=action)
-    @tf.function
-    def step():
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(w**2)
-        w.assign_sub(tape.gradient(loss, w) / (w[0] - w[0]))  # by hand
-        return loss
-
-    step()
-    (event,) = step.events
-    assert (event.phase, event.operation.name) == ("loss", "divide")
-    assert event.operation.source.line == line(__file__, "by hand")
-    assert np.isfinite(w.numpy()).all() == (action == "skip")
-
-
 @pytest.mark.parametrize("by_hand", first(1, [False, True]))
 def test_a_gradient_that_a_loop_changes_is_told_with_its_line(by_hand):
     net, optimizer = model(), keras.optimizers.Adam()
@@ -318,24 +249,22 @@ def test_a_gradient_that_a_loop_changes_is_told_with_its_line(by_hand):
                 loss = tf.reduce_mean(net(X) ** 2)
             weights = net.trainable_variables
             slopes = [g / tf.norm(g - g) for g in tape.gradient(loss, weights)]  # changed outside
-            if not by_hand:
+            if by_hand:
+                weights[0].assign_sub(slopes[0])
+            else:
                 optimizer.apply(slopes, weights)
-            for slope, weight in zip(slopes if by_hand else (), weights, strict=False):
-                weight.assign_sub(slope)
 
     event = watched(run).bad()[0]
     assert (event.step, event.operation.name) == (0, "divide")
     assert event.operation.source.line == line(__file__, "changed outside")
 
 
-@pytest.mark.parametrize("metric", first(1, [keras.metrics.Mean, keras.metrics.MeanAbsoluteError]))
-def test_the_loss_of_a_test_outside_of_functions_is_told_with_its_line(metric):
-    net, held = model(), metric()
+def test_the_loss_of_a_test_outside_of_functions_is_told_with_its_line():
+    net, held = model(), keras.metrics.Mean()
 
     def run():
         train(net, tf.reduce_mean, keras.optimizers.SGD())
-        found = tf.math.log(-1 - net(X) ** 2)  # test loss
-        held(found) if metric is keras.metrics.Mean else held(X[:, :1], found)
+        held(tf.math.log(-1 - net(X) ** 2))  # test loss
 
     (event,) = watched(run).bad()
     assert event.operation.source.line == line(__file__, "test loss")

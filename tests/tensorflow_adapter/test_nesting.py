@@ -41,10 +41,7 @@ def gradient(fn, *, compiled):
     return tf.function(step, jit_compile=compiled) if compiled is not None else step
 
 
-WAYS = pytest.mark.parametrize("compiled", [None, False, True], ids=["eager", "graph", "xla"])
-
-
-@WAYS
+@pytest.mark.parametrize("compiled", [None, False, True], ids=["eager", "graph", "xla"])
 @pytest.mark.parametrize(
     ("make", "bad", "phase", "cause"),
     [
@@ -55,9 +52,8 @@ WAYS = pytest.mark.parametrize("compiled", [None, False, True], ids=["eager", "g
 def test_nested_functions_are_looked_into(make, bad, phase, cause, compiled):
     step = anynan.tensorflow.track(gradient(make(), compiled=compiled))
     event = failure(step, tf.constant([1.0, bad]))
-    assert (event.phase, event.cause.tag) == (phase, cause)
+    assert (event.phase, event.cause.tag, event.notes) == (phase, cause, ())
     assert event.operation.source.line == line(__file__, f"bad {event.operation.name}")
-    assert not event.notes
 
 
 class Cell(keras.layers.Layer):
@@ -79,14 +75,10 @@ def test_an_iteration_of_a_recurrent_layer_is_named(eagerly):
     with anynan.keras.track(model):
         model.fit(x, y, verbose=0)
         x[2, 3] = -1
-        with pytest.raises(anynan.NonFiniteError) as caught:
-            model.fit(x, y, verbose=0)
-    event = caught.value.event
-    assert (event.layer, event.phase) == ("rnn.cell", "forward"), str(caught.value)
-    assert event.operation.name == "log"
+        event = failure(model.fit, x, y, verbose=0)
+    assert (event.layer, event.phase) == ("rnn.cell", "forward")
     assert event.operation.source.line == line(__file__, "bad cell")
     assert (event.iteration, event.call) == (3, 0)
-    assert "iteration 3" in str(caught.value)
     assert not layers[0].unroll
 
 
@@ -143,15 +135,10 @@ def test_a_late_turn_of_a_long_loop_is_looked_into_with_the_weights_that_the_ste
 
 
 def test_what_calls_the_programs_own_functions_is_said_to_be_closed():
-    called = []
-
-    def note(x):
-        called.append(x)
-        return x
-
     def calling(x):
         for _ in tf.range(3):
-            x = tf.ensure_shape(tf.numpy_function(note, [tf.math.log(x)], tf.float32), [2])
+            x = tf.numpy_function(lambda x: x, [tf.math.log(x)], tf.float32)
+            x = tf.ensure_shape(x, [2])
         return x
 
     event = failure(anynan.tensorflow.track(tf.function(calling)), tf.constant([500.0, -2.0]))

@@ -42,21 +42,11 @@ def training() -> Training:
     return made
 
 
-def _ops(target: Any, *args: Any) -> list[Op]:
-    found: list[Op] = []
-
-    def see(op: Op) -> None:
-        _ = op.source
-        found.append(op)
-
-    observe(target, args, {}, see)
-    return found
-
-
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_step_is_shown_with_layers_lines_and_phases(training: Training, compiled: bool) -> None:
     step = tf.function(training.step) if compiled else training.step
-    ops = _ops(step, tf.ones((5, 4)))
+    ops: list[Op] = []
+    observe(step, (tf.ones((5, 4)),), {}, ops.append)
     (forward,) = [op for op in ops if (op.name, op.phase) == ("matmul", "forward")]
     assert forward.layer == "model.d"
     (log,) = [op for op in ops if (op.name, op.phase) == ("log", "loss")]

@@ -52,10 +52,8 @@ def ran(scales: list[float], *, resource: bool = False, watched: bool = True) ->
     with graph(watched=watched) as found:
         x, y, loss, train = classify(resource)
         with begun() as session:
-            out = [
-                session.run({"train": train, "loss": loss}, {x: scale * X, y: Y})["loss"]
-                for scale in scales
-            ]
+            feeds = [{x: scale * X, y: Y} for scale in scales]
+            out = [session.run({"train": train, "loss": loss}, feed)["loss"] for feed in feeds]
     return out, found
 
 
@@ -106,28 +104,23 @@ def test_a_gradient_that_is_bad_is_read_where_the_loss_is_finite(asked: list[str
     assert event.operation.source.line == line(__file__, "the slope of what is left out")
 
 
-def drawn(*, watched: bool = True) -> tuple[list[float], Any]:
-    """Run what is NaN for some draws, until it is."""
-    out: list[float] = []
-    with graph(watched=watched) as found:
-        share = tf.reduce_max(tf.nn.dropout(tf.ones(4), rate=0.5))
-        score = share * tf.math.log(share)
-        with v1.Session() as session:
+def test_the_second_run_is_given_what_the_first_one_drew() -> None:
+    def drawn(watched: bool) -> tuple[list[float], Any]:
+        out: list[float] = []
+        with graph(watched=watched) as found, v1.Session() as session:
+            share = tf.reduce_max(tf.nn.dropout(tf.ones(4), rate=0.5))
+            score = share * tf.math.log(share)
             while np.isfinite(out).all():
                 out.append(session.run(score) if len(out) % 2 else session.run([score])[0])
-    return out, found
+        return out, found
 
-
-def test_the_second_run_is_given_what_the_first_one_drew() -> None:
-    out, found = drawn()
-    assert np.array_equal(out, drawn(watched=False)[0], equal_nan=True)
+    out, found = drawn(True)
+    assert np.array_equal(out, drawn(False)[0], equal_nan=True)
     (event,) = found.events
     assert (event.operation.name, event.notes) == ("log", ())
 
 
-def test_a_run_that_cannot_be_watched_is_as_it_is_and_that_is_said(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_run_that_cannot_be_watched_is_as_it_is_and_that_is_said(monkeypatch: Any) -> None:
     def refuses(*_: object) -> None:
         raise ValueError("a graph of another kind")
 

@@ -11,8 +11,7 @@ import anynan
 from anynan._steps.tracked import inside
 from tests.failing import failure
 from tests.keras_adapter import models
-from tests.keras_adapter.models import Root, data, line, positive, zero
-from tests.keras_adapter.ways import WAYS, layers
+from tests.keras_adapter.models import WAYS, Root, data, layers, line, positive, zero
 from tests.keras_backends.models import LAYERS, NAMES
 
 pytestmark = pytest.mark.tier(2)
@@ -47,10 +46,7 @@ def test_loop_of_ones_own(way):
     zero(model)
     before = model.get_weights()
     event = failure(step, tf.constant(x), tf.constant(y))
-    assert (event.layer, event.phase, event.step) == ("block.inner", "backward", 3), str(
-        event.notes
-    )
-    assert event.operation.name == "sqrt"
+    assert (event.layer, event.phase, event.step) == ("block.inner", "backward", 3), event.notes
     assert event.operation.source.line == line(models.__file__, "bad sqrt")
     for one, other in zip(before, model.get_weights(), strict=True):
         np.testing.assert_array_equal(one, other)

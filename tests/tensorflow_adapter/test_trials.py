@@ -60,29 +60,6 @@ def test_what_the_report_says_of_the_fix_is_what_comes_of_it(kind):
     assert trial.gradient_norm == pytest.approx(float(tf.norm(slope)), rel=1e-5)
 
 
-def inf_minus_inf(x):
-    masked = tf.where(x < 5, -np.inf, x)
-    return tf.reduce_sum(tf.math.exp(masked - tf.reduce_max(masked)) * x)
-
-
-def test_the_gradient_is_the_repairs_own():
-    event = failing(step_of(inf_minus_inf), tf.zeros(3))
-    assert event.tried.outcome == "finite"
-    assert event.tried.gradient_norm == 0.0
-
-
-def test_faults_that_do_not_depend_on_each_other_come_in_one_report():
-    def two(x):
-        first = tf.math.log(x)
-        second = tf.math.rsqrt(x)
-        return tf.reduce_sum(first) + tf.reduce_sum(second)
-
-    event = failing(step_of(two), X)
-    assert event.tried.outcome == "another"
-    (other,) = event.others
-    assert (other.operation.name, other.tried.outcome) == ("rsqrt", "finite")
-
-
 def test_no_function_of_the_programs_keeps_a_repair():
     inner = tf.function(lambda x: tf.math.log(x))
     event = failing(step_of(lambda x: tf.reduce_sum(inner(x))), X)
@@ -113,8 +90,7 @@ def test_in_fit(how):
         event = failing(lambda: model.fit(*models.data(), verbose=0))
     trial = event.tried
     assert (trial.repair, trial.outcome, trial.extent) == ("log(x + 1e-8)", "finite", "step")
-    assert trial.loss is not None
-    assert trial.gradient_norm is not None
+    assert None not in (trial.loss, trial.gradient_norm)
     for now, then in zip(model.get_weights(), weights, strict=True):
         assert (now == then).all()
 

@@ -41,10 +41,10 @@ def test_the_arithmetic_of_an_optimizer_of_ones_own_is_told_with_its_line(way):
         if way.startswith("fit"):
             net.compile(optimizer, "mse", run_eagerly=way != "fit", jit_compile=False)
             net.fit(X, X[:, :1], batch_size=2, verbose=0)
-            return
-        one = tf.function(step) if way == "graph" else step
-        for _ in range(STEPS):
-            one()
+        else:
+            one = tf.function(step) if way == "graph" else step
+            for _ in range(STEPS):
+                one()
 
     event = watched(run).events[0]
     assert (event.step, event.operation.name) == (BAD, "divide"), event
