@@ -11,7 +11,19 @@ import pytest
 
 import anynan
 from anynan.arrays.tracked import TrackedArray
-from tests.recording import INF, NAN, ONES, READS, ZEROS, Array, State, caught, recorded, track
+from tests.recording import (
+    INF,
+    NAN,
+    ONES,
+    READS,
+    ZEROS,
+    Array,
+    State,
+    caught,
+    recorded,
+    same,
+    track,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
@@ -115,24 +127,6 @@ def containers(x: Array) -> Any:
 
 
 PROGRAMS = [changed, iterated, sliced, asked, operators, methods, functions, containers]
-
-
-def same(a: Any, b: Any) -> bool:
-    assert type(a) is type(b), (type(a), type(b))
-    if isinstance(a, np.ndarray | np.generic):
-        assert a.dtype == b.dtype
-        assert np.array_equal(a, b, equal_nan=a.dtype.kind in "fc")
-    elif isinstance(a, dict):
-        assert list(a) == list(b)
-        assert all(same(a[key], b[key]) for key in a)
-    elif isinstance(a, list | tuple):
-        assert len(a) == len(b)
-        assert all(same(x, y) for x, y in zip(a, b, strict=True))
-    elif isinstance(a, State):
-        return same(vars(a), vars(b))
-    else:
-        assert a == b
-    return True
 
 
 @pytest.mark.filterwarnings("ignore:Setting the shape:DeprecationWarning")  # NumPy 2.5's own

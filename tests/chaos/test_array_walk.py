@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 import anynan
 from tests.chaos import twins
 from tests.flat import split
+from tests.recording import same
 
 pytestmark = [pytest.mark.tier(2), pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 
@@ -100,19 +101,6 @@ class Walk(twins.Doors, RuleBasedStateMachine):
     def end(self) -> None:
         super().end()
         self.step = self.tracked.forward
-
-
-def same(one: Any, two: Any) -> bool:
-    """Compare bit for bit, types included: no array of anynan's own comes out."""
-    if type(one) is not type(two):
-        return False
-    if isinstance(one, np.ndarray):
-        return one.dtype == two.dtype and np.array_equal(one, two, equal_nan=one.dtype.kind == "f")
-    if isinstance(one, dict):
-        return one.keys() == two.keys() and all(same(one[key], two[key]) for key in one)
-    if isinstance(one, list | tuple):
-        return len(one) == len(two) and all(map(same, one, two))
-    return bool(one == two or (one != one and two != two))
 
 
 def test_tracked_array_code_and_its_twin(amount: Any) -> None:

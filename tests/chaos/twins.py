@@ -9,6 +9,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -43,20 +44,8 @@ def outcome(what: Callable[[], Any]) -> Any:
 
 def threaded(call: Callable[[], Any]) -> Any:
     """Run something in another thread, and give what it gives or raises."""
-    results: list[Any] = []
-
-    def run() -> None:
-        try:
-            results.append(outcome(call))
-        except anynan.AnomalyError as error:
-            results.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    if isinstance(results[0], anynan.AnomalyError):
-        raise results[0]
-    return results[0]
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(outcome, call).result()
 
 
 def seed(number: int) -> None:
