@@ -1,5 +1,6 @@
 """Loops, branches and calls inside each other, with a fault before, inside and after them."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import pytest
@@ -137,3 +138,34 @@ def test_what_is_compiled_for_a_report_is_the_same_for_any_depth_of_loops(depth,
     assert event.cause.evidence == "log(-0.5)"
     # The bad rounds, what is read in them, the values of the record; and the fix.
     assert len(compiled) == 4
+
+
+def filled(depth):
+    """Make loops that fill what begins as +Inf, as a solver does with what it saves."""
+
+    class Filled(eqx.Module):
+        w: jax.Array
+
+        def __call__(self, x):
+            def row(i, ys):
+                if depth == 1:
+                    return ys.at[i].set(self.w * x[i])
+                return lax.fori_loop(0, 3, lambda j, ys: ys.at[i, j].set(self.w * x[i, j]), ys)
+
+            # Of such a loop the length is not known.
+            least = x.shape[0] + jnp.int32(x[0, 0] < 0)
+            return lax.fori_loop(0, least, row, jnp.full_like(x, jnp.inf))
+
+    return Filled(jnp.float32(2))
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_an_inf_that_loops_write_over_is_no_fault_and_hides_none(depth):
+    tracked = anynan.jax.track(jax.jit(lambda model, x: model(x)), action="record")
+    x = jnp.ones((4, 3), jnp.float32)
+    tracked(filled(depth), x)
+    assert {event.severity for event in tracked.events} <= {"suspect"}
+    tracked(filled(depth), x.at[2, 1].set(3e38))
+    (event,) = (event for event in tracked.events if event.severity != "suspect")
+    assert (event.operation.name, event.iteration) == ("multiply", 2 if depth == 1 else 1)
+    assert event.cause.tag == "overflow_in_dtype"

@@ -28,6 +28,12 @@ PASSING = frozenset(
 )  # fmt: skip
 
 
+def _is_weak(eqn: Any) -> bool:
+    """Tell whether a conversion leaves the numbers as they are."""
+    same = eqn.primitive.name == "convert_element_type" and len(eqn.invars) == 1
+    return same and eqn.invars[0].aval.dtype == eqn.outvars[0].aval.dtype
+
+
 def fills(eqn: Any) -> bool:
     """Tell whether a read gives NaN where its index is out of range."""
     mode = str(eqn.params.get("mode"))
@@ -205,7 +211,8 @@ class Graph:
                     tuple(outs), place(here), position, loops,
                 )  # fmt: skip
                 written = any(self._written(i) for i in operands)
-                node.passing = node.name in PASSING and not written and not fills(eqn)
+                moves = node.name in PASSING or _is_weak(eqn)
+                node.passing = moves and not written and not fills(eqn)
                 self.nodes.append(node)
                 if point in self.shut or hides(eqn):
                     self.strange.setdefault(node.name, self.shut.get(point, ""))

@@ -74,9 +74,11 @@ def up_to(step: Step, error: BaseException) -> Replay | None:
     program.replays = {}
     arrays = step.inputs()
 
-    def see(wanted: Iterable[int], *, inside: bool = False) -> dict[int, Flag]:
+    def see(wanted: Iterable[int], inside: int = 0) -> dict[int, Flag]:
         program.catcher = Catcher() if calls else None
-        return flags(program, arrays, dict.fromkeys(wanted, "sum"), inside=inside)
+        values = dict.fromkeys(wanted, "sum")
+        least = dict.fromkeys(values, inside) if inside else {}
+        return flags(program, arrays, values, inside=least)
 
     with replay_context():
         end = _end(program, arrays) if calls else None
@@ -92,7 +94,7 @@ def up_to(step: Step, error: BaseException) -> Replay | None:
             points, read = [ProbePoint(bad, None, "value", "")], see([bad, *behind(program, bad)])
         else:  # what it was raised over may have been chosen by a NaN that went nowhere
             made = (i for op in program.operations().ops for i in op.outs)
-            points, read = [], see(made, inside=True)
+            points, read = [], see(made, inside=probes.NAN)
         program.catcher = Catcher() if calls else None
         result, _ = record(program, arrays, read, points)
         jax.effects_barrier()

@@ -1,5 +1,6 @@
 """What one second run sees of chosen values."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,7 @@ class Flag:
         row: The word and both ends, if they were asked for.
         rounds: The kind in every round, one axis for each loop; None where they were not kept.
         array: The value itself, where it was brought out whole.
+        unread: Whether it is in a loop of which no round was read.
     """
 
     word: int
@@ -36,19 +38,20 @@ class Flag:
     row: Any = None
     rounds: Any = None
     array: Any = None
+    unread: bool = False
 
 
 def flags(
     program: Program, arrays: list[Any], wanted: dict[int, Any], extra: tuple[str, ...] = (), *,
-    inside: bool = False,
+    inside: Mapping[int, int] | None = None,
 ) -> dict[int, Flag]:  # fmt: skip
     """Run the program once with these values read, and what more there is beside their ends.
 
     In nested loops it is their first bad round that is read, and stands for those after it;
-    with ``inside`` a round is bad, too, where a NaN among these values does not leave it.
+    with ``inside`` a round is bad, too, where one of these values has its word, or a worse one.
     """
     if nested(program, wanted):
-        return _zoomed(program, arrays, wanted, extra, inside=inside)
+        return _zoomed(program, arrays, wanted, extra, inside or {})
     key = (*wanted.items(), *extra)
     compiled = program.replays.get(key)
     if compiled is None:
@@ -63,12 +66,12 @@ def flags(
 
 
 def _zoomed(
-    program: Program, arrays: list[Any], wanted: dict[int, Any], extra: tuple[str, ...], *,
-    inside: bool,
+    program: Program, arrays: list[Any], wanted: dict[int, Any], extra: tuple[str, ...],
+    inside: Mapping[int, int],
 ) -> dict[int, Flag]:  # fmt: skip
     values = program.graph.values
-    found = {i: Flag(0, (0,) * values[i].loops) for i in wanted}
-    program.look = seen = look(program, arrays, wanted, inside=inside)
+    found = {i: Flag(0, (0,) * values[i].loops, unread=True) for i in wanted}
+    program.look = seen = look(program, arrays, wanted, inside)
     for item in seen.read(wanted, extra):
         flag = found[item.probe.key] = _flag(item)
         flag.its = seen.of(item.probe.key) or ()

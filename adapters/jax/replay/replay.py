@@ -6,7 +6,7 @@ from anynan._base.context import replay_context
 from anynan._base.walks import walk
 from anynan._calls.collector import collecting
 from anynan._diagnosis.agreement import CheckedPoint, divergence
-from anynan._diagnosis.lineage import Replay
+from anynan._diagnosis.lineage import PLACING, Replay
 from anynan._readings.policy import may_mask
 from anynan._readings.readings import ProbePoint, Reading
 from anynan.jax.graphs.operations import Op
@@ -61,6 +61,13 @@ def replay(step: Step, first: int, reading: Reading | None = None) -> Replay:
         # A sum does not tell Infs of both signs from NaN.
         wanted[failing.value] = "code"
         found = flags(program, arrays, wanted)
+        if any(flag.unread for flag in found.values()):  # no round gave NaN on
+            ops = program.operations().ops
+            made = {i for op in ops if op.name not in PLACING for i in op.outs}
+            inside = dict.fromkeys(made & chosen, probes.POSINF)
+            if found[failing.value].unread:
+                inside[failing.value] = min(words[failing.value], probes.POSINF)
+            found = flags(program, arrays, wanted, inside=inside)
         passed = [] if reading is None else _passed(step, found, failing.value, points)
         ends = not program.settings.layers
         same = reading is None or divergence(step.rows, reading, passed, ends=ends) is None
@@ -111,6 +118,8 @@ def _passed(
             break  # behind it the first run was not judged
         if flag is None or point.parameter is not None or watch.at.get(point.value) in step.meant:
             continue
+        if flag.unread and point.value != failing:
+            continue
         low, high = probes.UNREAD if flag.row is None else probes.read(flag.row)
         word = flag.word
         at = watch.at.get(point.value)
@@ -140,7 +149,7 @@ def everything(step: Step) -> Replay | None:
     with replay_context():
         found = flags(program, arrays, wanted)
         if all(flag.word < probes.NAN for flag in found.values()) and nested(program, wanted):
-            found = flags(program, arrays, wanted, inside=True)
+            found = flags(program, arrays, wanted, inside=dict.fromkeys(wanted, probes.NAN))
         if not any(flag.word for flag in found.values()):
             return None
         results = {i for i in program.graph.results if watch.at.get(i) not in step.meant}

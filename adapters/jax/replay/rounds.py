@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from anynan._base.walks import walk
+from anynan._diagnosis.lineage import PLACING
 from anynan.jax.graphs.bodies import backwards, rounds_of
 from anynan.jax.graphs.graph import Graph, Node, Value
 from anynan.jax.graphs.operations import Op, Operations
@@ -37,6 +38,7 @@ class LoopIterations:
     ) -> None:  # fmt: skip
         self.graph, self.operations, self.found = graph, operations, found
         self.looked = looked or {}
+        self._made: dict[int, list[Op]] = {}
 
     # What was read.
 
@@ -205,7 +207,8 @@ class LoopIterations:
     def _before(self, value: Value, index: int, its: LoopIndex) -> LoopIndex | None:
         """Go back to the round in which a carry turned bad, None from the first round.
 
-        What is bad in a row of rounds is taken to be handed from each to the next.
+        What is bad in a row of rounds is taken to be handed from each to the next, up to one in
+        which more was made.
         """
         loop = self.loops(value)[-1]
         step = 1 if backwards(loop) else -1
@@ -214,9 +217,31 @@ class LoopIterations:
         if its[-1] == last:
             return None
         bad = self._bad_rounds([index], its[:-1])
-        while at in bad and at != last and at + step in bad:
+        while (
+            at in bad and at != last and at + step in bad and not self._makes(loop, (*its[:-1], at))
+        ):
             at += step
         return (*its[:-1], at)
+
+    def _makes(self, loop: Any, its: LoopIndex) -> bool:
+        """Tell whether an operation of a loop made something bad of finite operands in a round."""
+        return any(
+            self.worst(op, its) is not None
+            and not any(self.word(i, self.at(i, its)) for i in op.ins)
+            for op in self._makers(loop)
+        )
+
+    def _makers(self, loop: Any) -> list[Op]:
+        """List a loop's operations with bad results, but for those that place what is bad."""
+        if id(loop) not in self._made:
+            self._made[id(loop)] = [
+                op
+                for op in self.operations.ops
+                if op.name not in PLACING
+                and any(i in self.found and self.found[i].word for i in op.outs)
+                and self.loops(self.graph.values[op.outs[0]])[-1:] == (loop,)
+            ]
+        return self._made[id(loop)]
 
     def _bad_rounds(self, indices: list[int], its: LoopIndex) -> set[int]:
         """Give the rounds of a value's innermost loop in which one of its writers was bad."""

@@ -6,7 +6,7 @@ with that one round in the place of each loop, and nothing is left in it but ope
 What is compiled is the same for any depth of loops.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -68,11 +68,13 @@ class Nest:
         inside: Paths that hold what is looked for.
         quiet: Has the rest run as it is, but for what calls back to the host.
         within: Reads what makes a round bad also where it does not leave it.
+        bad: Each of these values, and the least word of it that does.
     """
 
     inside: set[Path]
     quiet: Plan
     within: Plan
+    bad: Mapping[int, int]
 
     def opens(self, eqn: Any, path: Path) -> Body | None:
         """Give the body of an equation that is run through: of a loop, or of a call."""
@@ -149,7 +151,8 @@ class _Search(Evaluator):
             came = jnp.pad(start, (0, len(outs) - len(carry)))
             now = jnp.any((words >= least) & (words > came))
             if self.nest.within.probes:
-                held = jnp.any(_words([item.data for item in found]) == probes.NAN)
+                bounds = jnp.array([self.nest.bad[item.probe.key] for item in found], float)
+                held = jnp.any(_words([item.data for item in found]) >= bounds)
                 now |= held | jnp.any(jnp.array([mine.at for mine in inside.seen]) >= 0)
             now &= at < 0
             mine = [*values, *x], inside.seen
@@ -288,14 +291,14 @@ class Look:
         return held | {(x.probe.key, self.of(x.probe.key)): x.data for x in found}
 
 
-def look(program: Program, arrays: list[Any], wanted: Any, *, inside: bool = False) -> Look:
+def look(program: Program, arrays: list[Any], wanted: Any, inside: Mapping[int, int]) -> Look:
     """Run a program, and keep the first bad round of each loop that a value is in.
 
     Args:
         program: What to run.
         arrays: Its arguments.
         wanted: Numbers of the values.
-        inside: Whether a round is bad, too, where a NaN among the values does not leave it.
+        inside: Values by which a round is bad, too, that do not leave it: the least word of each.
     """
     graph, opened = program.graph, Plan()
     quiet = Plan(replaying=True, callback=program.catcher)
@@ -305,11 +308,11 @@ def look(program: Program, arrays: list[Any], wanted: Any, *, inside: bool = Fal
     for index in wanted:
         opened.open(graph.values[index].path)
     within = replace(quiet, probes={}) if inside else quiet
-    for index in wanted if inside else ():
+    for index in inside:
         value = graph.values[index]
         if probes.checkable(value.aval):
             within.probes.setdefault(value.path, {})[value.var] = [Probe(index, "value", ())]
-    nest = Nest(opened.inside, quiet, within)
+    nest = Nest(opened.inside, quiet, within, inside)
     closed = program.closed
     least = dict.fromkeys(nest.paths(closed.jaxpr), probes.NAN)
 
