@@ -99,6 +99,7 @@ REFUSED: list[tuple[type[Exception], dict[str, Any], str]] = [
     (ValueError, {"spike": 1}, "Policy(spike=1): the ratio to the running median must be above 1"),
     (ValueError, {"bad": ("nan",)}, "Policy(bad=...): 'nan' is not one of large, spike, vanishing"),
     (ValueError, {"scale_streak": 0}, "Policy(scale_streak=0): a streak is at least 1 step"),
+    (ValueError, {"scale_floor": -1.0}, "Policy(scale_floor=-1.0): a loss scale is never below 0"),
     (TypeError, {"large": "10"}, "Policy(large='10'): expected a number or None, not str"),
     (TypeError, {"scale_streak": "5"}, "Policy(scale_streak='5'): expected a whole number, not s"),
     (TypeError, {"allow": ("head",)}, "takes anynan.Allow entries, not 'head'"),
