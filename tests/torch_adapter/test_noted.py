@@ -86,6 +86,18 @@ def test_a_tracked_model_tells_it_as_well() -> None:
     assert not function_modes.count()
 
 
+def test_statistics_that_code_beside_the_model_keeps_are_not_written_again() -> None:
+    model = net()
+    norms = nn.BatchNorm1d(4), nn.InstanceNorm1d(4, track_running_stats=True)
+    with anynan.torch.track(model, action="record") as tracker:
+        y = norms[0](model(torch.ones(3, 4) * torch.arange(3.0).reshape(3, 1)))
+        y = norms[1](y.T[None])
+        kept = [x.clone() for norm in norms for x in norm.buffers()]
+        ((y - y.detach()).pow(2).sum().sqrt() + y.sum()).backward()
+    assert tracker.events[0].operation.name == "sqrt"
+    assert all(map(torch.equal, kept, (x for norm in norms for x in norm.buffers())))
+
+
 def test_a_gradient_of_a_gradient_is_told_where_it_was_made(found: Found) -> None:
     critic = net()
     nn.init.zeros_(critic[2].weight)

@@ -29,7 +29,7 @@ from anynan._readings.readings import Reading
 from anynan.events import Extent, Phase, Source
 from anynan.torch.call import noted
 from anynan.torch.call.note import Note, Noted, Transformed, as_weight, is_trained
-from anynan.torch.call.noted import Pass
+from anynan.torch.call.noted import SMALL, Pass
 from anynan.torch.call.randomstate import RandomState
 from anynan.torch.call.reached import reached_by
 from anynan.torch.graphs.compiler import eager
@@ -396,6 +396,8 @@ class Tail:
             x, copied = self.remade.pop(id(ref), None), True
         if x is None or is_transformed(x):
             raise Lost
+        # A normalisation writes its statistics, and counts that nowhere.
+        copied = copied or (not grad and x.nbytes <= SMALL)
         return self._stand(watcher, ref, x, grad=grad, copied=copied)
 
     def _known(self, ref: Any) -> tuple[External, str] | None:
