@@ -14,6 +14,7 @@ from torch.nn import functional as F
 import anynan
 from tests.failing import failure
 from tests.torch_adapter.cause_parts import circumstance
+from tests.torch_adapter.training import Fault
 
 WIDTH, HEADS, LETTERS, LENGTH = 16, 2, 12, 8
 
@@ -38,13 +39,6 @@ class Attention(nn.Module):
         return self.out((weights @ v).transpose(1, 2).flatten(2))
 
 
-class Divide(nn.Module):
-    by = 1.0
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x / self.by
-
-
 class Run:
     """Train a small model with attention under autocast, with a loss scaler."""
 
@@ -52,7 +46,7 @@ class Run:
         torch.manual_seed(0)
         self.dtype, self.how = dtype, how
         letters = nn.Embedding(LETTERS, WIDTH)
-        self.model = nn.Sequential(letters, Attention(), nn.Linear(WIDTH, LETTERS), Divide())
+        self.model = nn.Sequential(letters, Attention(), nn.Linear(WIDTH, LETTERS), Fault())
         self.optimizer = torch.optim.AdamW(self.model.parameters(), 3e-3, fused=how == "fused")
         enabled = dtype is torch.float16
         self.scaler = torch.amp.GradScaler("cpu", init_scale=scale, enabled=enabled, **kw)
@@ -74,8 +68,7 @@ class Run:
     def track(self, what: str, read: Any = "auto") -> anynan.Tracker:
         target = self.model if what == "model" else self.step
         tracker = anynan.torch.track(target, advanced=anynan.Advanced(read=read))
-        if what == "step":
-            self.tracked = tracker
+        self.tracked = tracker if what == "step" else self.step
         return tracker
 
     def train(self, steps: int) -> list[float]:
@@ -244,10 +237,10 @@ def test_nothing_is_raised_between_the_scalers_step_and_its_update(what: str) ->
     run = Run(2.0**10)
     with run.track(what, "end"):
         run.train(1)
-        run.model[3].by = 0.0
+        run.model[3].armed = "forward"
         event = failure(run.train, 2)
         assert (event.step, event.layer) == (1, "3")
     assert run.scaler.get_scale() == 2.0**9, "the skipped step was finished first"
-    run.model[3].by = 1.0
+    run.model[3].armed = None
     run.tracked = run.step
     run.train(2)

@@ -1,7 +1,5 @@
 """Models as other people write them: what their outputs, wrappers and checkpoints hold."""
 
-import copy
-import pickle
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +11,7 @@ from torch.distributions import Normal
 
 import anynan
 from tests.failing import failure
+from tests.torch_adapter.cause_parts import Body
 from tests.torch_adapter.training import bad
 
 
@@ -33,17 +32,16 @@ def test_a_layer_that_is_really_called_module() -> None:
     assert (event.layer, event.parameter) == ("1.module.0", "1.module.0.weight")
 
 
-class Norm(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+def norm() -> nn.Module:
+    return Body(lambda x: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
 
 
 def test_the_norm_that_overflowed_first_is_named_beside_the_one_that_did_harm() -> None:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.embed, self.n1, self.n2 = nn.Linear(4, 4), Norm(), Norm()
-            self.fc = nn.Linear(4, 4)
+            self.embed, self.fc = nn.Linear(4, 4), nn.Linear(4, 4)
+            self.n1, self.n2 = norm(), norm()
 
         def forward(self, x: Tensor) -> Tensor:
             x = self.embed(x)
@@ -69,16 +67,6 @@ def test_a_bad_value_in_a_distribution() -> None:
     event = of(model, lambda: model(torch.ones(2, 4)))
     assert named(event) == ("", "forward", "multiply")
     assert "loc" in event.tensor or event.tensor == "output"
-
-
-def test_a_copy_in_the_middle_of_an_operation_level_step_has_no_hooks() -> None:
-    model = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
-    with anynan.torch.track(model, level="operation"):
-        model(torch.ones(1, 2))
-        copied, thawed = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
-    for other in (copied, thawed):
-        assert torch.equal(other(torch.ones(1, 2)), model(torch.ones(1, 2)))
-    assert not any(m._forward_hooks or m._forward_pre_hooks for m in copied.modules())
 
 
 class Spoils(nn.Linear):
@@ -110,13 +98,7 @@ def test_a_batch_that_was_bad_before_another_model_saw_it_is_the_batch() -> None
     assert bad(second)[0].phase == "input"
 
 
-class Parts(nn.Linear):
-    """Return several outputs of one layer; not all need be what the loss is made of."""
-
-    def forward(self, x: Tensor) -> Any:
-        return SPLITS[self.split](super().forward(x))
-
-
+# Several outputs of one layer; not all need be what the loss is made of.
 SPLITS: dict[str, Callable[[Tensor], Any]] = {
     "chunk": lambda h: h.chunk(2, -1),
     "unbind": lambda h: h.unbind(0),
@@ -128,49 +110,36 @@ SPLITS: dict[str, Callable[[Tensor], Any]] = {
 @pytest.mark.parametrize("used", [0, 1])
 @pytest.mark.parametrize("split", list(SPLITS))
 def test_a_clean_model_trains_on_one_of_its_outputs(split: str, used: int, tracked: str) -> None:
-    model, x = Parts(4, 4), torch.randn(2, 4)
-    model.split = split
+    layer, x = nn.Linear(4, 4), torch.randn(2, 4)
+    model = nn.Sequential(layer, Body(SPLITS[split]))
 
     def step() -> None:
         model(x)[used].sum().backward()
 
     step()
-    plain, model.weight.grad = model.weight.grad, None
+    plain, layer.weight.grad = layer.weight.grad, None
     with anynan.torch.track(model if tracked == "model" else step) as tracker:
         step() if tracked == "model" else tracker()
     assert not tracker.events
-    grad = model.weight.grad
+    grad = layer.weight.grad
     assert grad is plain is None or torch.equal(grad, plain)
 
 
-class Learner(nn.Sequential):
-    """A module whose own list is of the weights that it trains, and takes no arguments."""
-
-    def parameters(self) -> Any:  # type: ignore[override]
-        return [*self[0].parameters()]
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.log(self[0](x) - 99)
-
-
-def test_a_module_whose_parameters_are_listed_by_a_method_of_its_own() -> None:
-    model = nn.Sequential(Learner(nn.Linear(4, 4), nn.Linear(4, 4)), nn.Linear(4, 4))
-    event = of(model, lambda: model(torch.ones(2, 4)).sum().backward())
-    assert named(event) == ("0", "forward", "log")
-
-
-class Counted(nn.Linear):
-    """A module that compares its values, as a metric does."""
+class Own(nn.Linear):
+    """Compare values, as a metric does, and list the weights without any argument."""
 
     def __eq__(self, other: object) -> Any:
         return torch.ones(3) == 1
 
     __hash__ = nn.Module.__hash__
 
+    def parameters(self) -> Any:  # type: ignore[override]
+        return [self.weight]
 
-def test_modules_that_compare_by_value_are_told_apart() -> None:
-    model = nn.Sequential(Counted(4, 4), Counted(4, 4))
-    model[1].bias.data.fill_(-99)
+
+def test_modules_with_methods_of_their_own_are_told_apart() -> None:
+    model = nn.Sequential(Own(4, 4), nn.Sequential(Own(4, 4)))
+    model[1][0].bias.data.fill_(-99)
     with anynan.torch.track(model[0]):
         event = of(model[1], lambda: torch.log(model[1](torch.ones(2, 4))).sum().backward())
         assert event.operation is not None and event.operation.name == "log"
@@ -185,8 +154,8 @@ class Taken(nn.Linear):
 
 
 def _ring() -> Any:
-    parent: dict[str, Any] = {"children": []}
-    parent["children"] += [{"parent": parent} for _ in range(3)]
+    parent: dict[str, Any] = {}
+    parent["children"] = [{"parent": parent} for _ in range(3)]
     return parent
 
 
