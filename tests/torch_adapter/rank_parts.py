@@ -50,9 +50,9 @@ def hearing() -> Iterator[None]:
 
 
 class Net(nn.Module):
-    def __init__(self, width: int = 8) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.first, self.fault, self.last = nn.Linear(4, width), Fault(), nn.Linear(width, 4)
+        self.first, self.fault, self.last = nn.Linear(4, 8), Fault(), nn.Linear(8, 4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.last(self.fault(self.first(x)).tanh())
@@ -62,9 +62,43 @@ def rank() -> int:
     return dist.get_rank()
 
 
+def drawn(number: int) -> torch.Tensor:
+    return torch.randn(3, 4, generator=torch.Generator().manual_seed(number))
+
+
 def batch(step: int) -> torch.Tensor:
-    made = torch.Generator().manual_seed(100 * step + rank())
-    return torch.randn(3, 4, generator=made)
+    return drawn(100 * step + rank())
+
+
+def stepping(
+    model: nn.Module, data: Callable[[int], torch.Tensor] = batch
+) -> Callable[[int], torch.Tensor]:
+    """Give a step of a training by its number."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(at: int) -> torch.Tensor:
+        x = data(at)
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
+def until_bad(step: Callable[[int], object], steps: int = STEPS) -> dict[str, Any]:
+    """Run a step by its number until something is raised; say at which one, and of what."""
+    seen: dict[str, Any] = {"error": None, "event": None}
+    at = 0
+    try:
+        for at in range(steps):
+            step(at)
+    except (anynan.AnomalyError, RuntimeError, OSError) as error:
+        seen |= {"error": type(error).__name__, "message": str(error)}
+        if isinstance(error, anynan.AnomalyError):
+            seen["event"] = told(error.event)
+    return seen | {"stopped": at}
 
 
 def train(
@@ -72,73 +106,38 @@ def train(
     fault: Fault,
     *,
     armed: str = "",
-    where: tuple[int, ...] = (1,),
+    where: int = 1,
     data: Callable[[int], torch.Tensor] = batch,
-    tracked: nn.Module | None = None,
     as_step: bool = False,
     **options: Any,
 ) -> dict[str, Any]:
-    """Train for some steps with a fault on some ranks; say where and how that ended."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    """Train for some steps with a fault on one rank; say where and how that ended."""
+    step: Any = stepping(model, data)
+    target = step if as_step else model
+    with heard() as said, anynan.torch.track(target, **split(options)) as tracker:
 
-    def step(x: torch.Tensor) -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = model(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
+        def one(at: int) -> None:
+            fault.armed = armed if at == BAD_STEP and rank() == where else ""
+            (tracker if as_step else step)(at)
 
-    target: Any = step if as_step else tracked or model
-    seen: dict[str, Any] = {"error": None, "warnings": []}
-    with heard() as said:
-        tracker = anynan.torch.track(target, **split(options))
-        run = tracker if as_step else step
-        at = 0
-        try:
-            for at in range(STEPS):
-                fault.armed = armed if at == BAD_STEP and rank() in where else ""
-                run(data(at))
-        except anynan.AnomalyError as error:
-            seen.update(error=type(error).__name__, message=str(error), event=told(error.event))
-        except (RuntimeError, OSError) as error:
-            seen.update(error=type(error).__name__, message=str(error)[:300])
-        tracker.remove()
+        seen = until_bad(one)
     return seen | {
-        "stopped": at,
         "events": [told(event) for event in tracker.events if event.severity == "bad"],
         "warnings": said,
-        "notes": list(tracker.notes),
         "finite": all(bool(torch.isfinite(whole(p)).all()) for p in model.parameters()),
-        "weights": sum(float(whole(p).detach().double().sum()) for p in model.parameters()),
+        "weights": total(model),
         "layers": sorted({r.layer for r in tracker.history if r.layer is not None}),
     }
 
 
-def stepping(
-    model: nn.Module, data: Callable[[int], torch.Tensor] = batch
-) -> Callable[[int], None]:
-    """Give a step of a training by its number."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def step(at: int) -> None:
-        x = data(at)
-        optimizer.zero_grad()
-        model(x).square().mean().backward()
-        optimizer.step()
-
-    return step
+def untracked(model: nn.Module, data: Callable[[int], torch.Tensor] = batch) -> float:
+    """Train as ``train`` does, without a tracker: what the weights come to."""
+    until_bad(stepping(model, data))
+    return total(model)
 
 
-def until_bad(step: Callable[[int], object], steps: int = STEPS) -> dict[str, Any]:
-    """Run a step by its number until anynan raises; say at which one, and of what."""
-    seen: dict[str, Any] = {"event": None}
-    at = 0
-    try:
-        for at in range(steps):
-            step(at)
-    except anynan.AnomalyError as error:
-        seen.update(event=told(error.event), message=str(error))
-    return seen | {"stopped": at}
+def total(model: nn.Module) -> float:
+    return sum(float(whole(p).detach().double().sum()) for p in model.parameters())
 
 
 def whole(p: Any) -> torch.Tensor:
@@ -156,25 +155,21 @@ def told(event: anynan.Event) -> dict[str, Any]:
     }
 
 
-def ddp(**kwargs: Any) -> tuple[nn.Module, Fault]:
+def net() -> Net:
+    """Make the same network on every rank."""
     torch.manual_seed(0)
-    net = Net()
-    return DistributedDataParallel(net, **kwargs), net.fault
+    return Net()
 
 
-def untracked(model: nn.Module, data: Callable[[int], torch.Tensor] = batch) -> float:
-    """Train as ``train`` does, without a tracker: what the weights come to."""
-    step = stepping(model, data)
-    for at in range(STEPS):
-        step(at)
-    return sum(float(whole(p).detach().double().sum()) for p in model.parameters())
+def ddp() -> tuple[nn.Module, Fault]:
+    made = net()
+    return DistributedDataParallel(made), made.fault
 
 
 def fsdp() -> tuple[nn.Module, Fault]:
     from torch.distributed.fsdp import fully_shard
 
-    torch.manual_seed(0)
-    net = Net()
-    for module in (net.first, net.last, net):
+    made = net()
+    for module in (made.first, made.last, made):
         fully_shard(module)
-    return net, net.fault
+    return made, made.fault

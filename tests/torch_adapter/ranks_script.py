@@ -1,13 +1,14 @@
 """Programs of several ranks, and what each rank saw of them: see test_distributed."""
 
-import functools
 import importlib
 import json
 import os
 import socket
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -18,17 +19,101 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import anynan
-import tests.torch_adapter.rank_trainings  # noqa: F401  # lists its programs
 from tests.torch_adapter import rank_parts as parts
-from tests.torch_adapter.rank_parts import BAD_STEP, SCENARIOS, STEPS, Net, batch, rank, scenario
+from tests.torch_adapter.rank_parts import BAD_STEP, SCENARIOS, STEPS, batch, rank, scenario, train
 from tests.torch_adapter.training import Fault
+
+
+@scenario
+def bad_batch() -> dict[str, Any]:
+    def data(step: int) -> torch.Tensor:
+        x = batch(step)
+        if step == BAD_STEP and rank() == 1:
+            x[2, 0] = float("nan")
+        return x
+
+    return train(*parts.ddp(), data=data)
+
+
+def tensor_parallel(mesh: Any = None) -> tuple[Any, Fault]:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import parallel
+
+    net = parts.net()
+    plan = {"first": parallel.ColwiseParallel(), "last": parallel.RowwiseParallel()}
+    over = mesh or init_device_mesh("cpu", (dist.get_world_size(),))
+    parallel.parallelize_module(net, over, plan)
+    return net, net.fault
+
+
+def trained(make: Any, data: Callable[[int], torch.Tensor], **how: Any) -> dict[str, Any]:
+    return train(*make(), data=data, **how)
+
+
+def clean(make: Any, data: Callable[[int], torch.Tensor]) -> dict[str, Any]:
+    """Train what is made, and beside it the same without a tracker."""
+    return trained(make, data) | {"untracked": parts.untracked(make()[0], data)}
+
+
+for _name, _make, _data in (
+    ("", parts.ddp, batch), ("fsdp_", parts.fsdp, batch), ("tp_", tensor_parallel, parts.drawn),
+):  # fmt: skip
+    _skip = {"action": "skip"} if _name else {}
+    SCENARIOS |= {
+        f"{_name}clean": partial(clean, _make, _data),
+        f"{_name}forward": partial(trained, _make, _data, armed="forward"),
+        f"{_name}backward": partial(trained, _make, _data, armed="backward", **_skip),
+        f"{_name}step": partial(trained, _make, _data, armed="forward", as_step=True, **_skip),
+    }
+
+
+@scenario
+def weight_gradient() -> dict[str, Any]:
+    """Spoil only the gradient of a weight: no layer's reading on rank 1 comes before its sum."""
+
+    class Spoil(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+            return x * w
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> Any:
+            return grad, grad.sum(0) / (0.0 if fault.armed else 1.0)
+
+    class Scale(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return Spoil.apply(x, self.weight)
+
+    fault = Fault()
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(4, 4), Scale(), nn.Linear(4, 4)))
+    return train(model, fault, armed="x")
+
+
+@scenario
+def synchronised_norm() -> dict[str, Any]:
+    """A layer that sums over the ranks in its forward pass takes the NaN to all of them."""
+    torch.manual_seed(0)
+
+    class Mean(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            from torch.distributed.nn.functional import all_reduce
+
+            return x - all_reduce(x.mean(0)) / dist.get_world_size()
+
+    fault = Fault()
+    net = nn.Sequential(nn.Linear(4, 8), fault, Mean(), nn.Linear(8, 4))
+    return train(DistributedDataParallel(net), fault, armed="forward")
 
 
 @scenario
 def evaluation() -> dict[str, Any]:
     """Evaluate on one rank only, and find something there: no other rank is waited for."""
     model, fault = parts.ddp()
-    inner = model.module
     seen: dict[str, Any] = {"error": None}
     with anynan.torch.track(model):
         step = parts.stepping(model)
@@ -36,11 +121,8 @@ def evaluation() -> dict[str, Any]:
             step(at)
             if rank() == 0 and at == 1:
                 fault.armed = "forward"
-                try:
-                    with torch.no_grad():
-                        inner(batch(at))
-                except anynan.NonFiniteError as error:
-                    seen.update(error=type(error).__name__, event=parts.told(error.event))
+                with torch.no_grad():
+                    seen = parts.until_bad(lambda at: model.module(batch(at)), 1)
                 fault.armed = ""
     return seen | {"stopped": at}
 
@@ -145,7 +227,7 @@ def settings() -> dict[str, Any]:
         fault = Fault()
         net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), fault, nn.Linear(8, 4))
         model = DistributedDataParallel(net, **wrapped)
-        seen[name] = parts.train(model, fault, armed="forward", action="skip", **options)
+        seen[name] = train(model, fault, armed="forward", action="skip", **options)
     return {"seen": seen}
 
 
@@ -154,21 +236,16 @@ def mesh() -> dict[str, Any]:
     """Tensor parallelism inside sharded data parallelism, over four ranks."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
-    from torch.distributed.tensor import parallel
 
-    torch.manual_seed(0)
-    net = Net()
     both = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-    plan = {"first": parallel.ColwiseParallel(), "last": parallel.RowwiseParallel()}
-    parallel.parallelize_module(net, both["tp"], plan)
+    net, fault = tensor_parallel(both["tp"])
     for module in (net.first, net.last, net):
         fully_shard(module, mesh=both["dp"])
 
     def data(step: int) -> torch.Tensor:
-        made = torch.Generator().manual_seed(100 * step + rank() // 2)
-        return torch.randn(3, 4, generator=made)
+        return parts.drawn(100 * step + rank() // 2)
 
-    return parts.train(net, net.fault, armed="forward", where=(3,), data=data)
+    return train(net, fault, armed="forward", where=3, data=data)
 
 
 @scenario
@@ -181,7 +258,7 @@ def bad_shard() -> dict[str, Any]:
             model.first.weight.data.to_local()[0, 0] = float("inf")
         return batch(step)
 
-    return parts.train(model, fault, data=data)
+    return train(model, fault, data=data)
 
 
 def received(source: int) -> torch.Tensor:
@@ -215,17 +292,16 @@ def pipeline(armed: str, where: int) -> dict[str, Any]:
 
 
 SCENARIOS |= {
-    "pipeline_forward": functools.partial(pipeline, "forward", 0),
-    "pipeline_backward": functools.partial(pipeline, "backward", 1),
+    "pipeline_forward": partial(pipeline, "forward", 0),
+    "pipeline_backward": partial(pipeline, "backward", 1),
 }
 
 
 @scenario
 def apart() -> dict[str, Any]:
     """Without the knob a rank raises at once, in the layer, and tells nobody."""
-    torch.manual_seed(0)
-    net = Net()
-    return parts.train(net, net.fault, armed="forward", across_ranks=False)
+    net = parts.net()
+    return train(net, net.fault, armed="forward", across_ranks=False)
 
 
 @scenario
@@ -274,29 +350,27 @@ def killed(victim: int) -> dict[str, Any]:
     from anynan.torch.distributed import links
 
     links.ROLL_CALL = timedelta(seconds=1)
-    torch.manual_seed(0)
-    net = Net()
+    net = parts.net()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     anynan.torch.track(net)
-    try:
-        for at in range(STEPS):
-            net.fault.armed = "forward" if at == BAD_STEP and rank() == 1 and victim else ""
-            optimizer.zero_grad()
-            net(batch(at)).square().mean().backward()
-            if at == BAD_STEP and rank() == victim:
-                os._exit(7)
-            optimizer.step()
-    except (RuntimeError, anynan.AnomalyError) as error:
-        return {"error": type(error).__name__, "message": str(error), "stopped": at}
-    return {"error": None, "stopped": at}
+
+    def step(at: int) -> None:
+        net.fault.armed = "forward" if at == BAD_STEP and rank() == 1 and victim else ""
+        optimizer.zero_grad()
+        net(batch(at)).square().mean().backward()
+        if at == BAD_STEP and rank() == victim:
+            os._exit(7)
+        optimizer.step()
+
+    return parts.until_bad(step)
 
 
-SCENARIOS |= {f"killed_{victim}": functools.partial(killed, victim) for victim in (0, 2)}
+SCENARIOS |= {f"killed_{victim}": partial(killed, victim) for victim in (0, 2)}
 
 
 def lonely(tracks: bool, leaves: int) -> dict[str, Any]:
-    torch.manual_seed(0)
-    step = parts.stepping(model := DistributedDataParallel(Net()))
+    model, _ = parts.ddp()
+    step = parts.stepping(model)
     with parts.heard() as said:
         tracker = anynan.torch.track(model) if tracks else None
         for at in range(STEPS):
@@ -325,8 +399,7 @@ def one_leaves() -> dict[str, Any]:
 def one_does_not_come() -> dict[str, Any]:
     """Rank 1 skips an update that the others make: they wait for a bounded time."""
     second = timedelta(seconds=1)
-    torch.manual_seed(0)
-    net = Net()
+    net = parts.net()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     shorter = patch.multiple("anynan.torch.distributed.links", PATIENCE=second, ROLL_CALL=second)
     with shorter, parts.heard() as said, anynan.torch.track(net):
