@@ -165,11 +165,6 @@ def _copy_from(x: torch.Tensor, to: torch.Tensor, non_blocking: bool = False) ->
         return to
 
 
-def _convolution_backward(x: Any, y: Any, weight: Any, *args: Any) -> Any:
-    bias = [weight.shape[1] * args[5] if args[3] else weight.shape[0]]
-    return _run(torch.ops.aten.convolution_backward.default, x, y, weight, bias, *args)
-
-
 def _set_storage(x: torch.Tensor, storage: Any) -> torch.Tensor:
     size = storage.nbytes() // x.element_size()
     return _set.redispatch(_CPU_KEYS, x, storage, 0, (size,), (1,))
@@ -187,12 +182,8 @@ _real_clone = torch.UntypedStorage.clone
 # What PyTorch has no way to compute on a device that it does not know.
 _ALSO = {
     "_copy_from": _copy_from,
-    "convolution_overrideable": functools.partial(_run, torch.ops.aten.convolution.default),
-    "convolution_backward_overrideable": _convolution_backward,
     "set_.source_Storage": _set_storage,
     "set_.source_Storage_storage_offset": functools.partial(_set.redispatch, _CPU_KEYS),
-    "_fused_sdp_choice": lambda *args, **kwargs: 0,  # by plain operations
-    "mse_loss": functools.partial(_run, torch.ops.aten.mse_loss.default),
 }
 
 
@@ -247,12 +238,8 @@ class _Engine:
 
 
 # Autocast: what is computed in half precision, and what in float32.
-_HALF = (
-    "mm", "matmul", "linear", "addmm", "bmm", "baddbmm", "conv1d", "conv2d", "prelu",
-    "scaled_dot_product_attention",
-)  # fmt: skip
-_FULL = ("exp", "log", "pow.Tensor_Scalar", "softmax.int", "log_softmax.int", "layer_norm",
-         "mse_loss", "cross_entropy_loss", "nll_loss", "sum", "norm.Scalar", "cumsum")  # fmt: skip
+_HALF = ("linear", "matmul", "mm", "addmm", "bmm")
+_FULL = ("exp", "log", "layer_norm", "cross_entropy_loss", "nll_loss", "sum")
 
 
 def _cast(op: Any, dtype: torch.dtype | None) -> Any:
