@@ -259,6 +259,27 @@ def test_a_gradient_that_a_loop_changes_is_told_with_its_line(by_hand):
     assert event.operation.source.line == line(__file__, "changed outside")
 
 
+@pytest.mark.parametrize(("loss", "operation"), [(tf.math.log, "log"), (tf.sqrt, "sqrt")])
+def test_data_that_is_optimized_is_told_in_its_step_with_its_line(loss, operation):
+    net, x = model(), X + 0.0
+
+    def run():
+        nonlocal x
+        for number in range(4):
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                cost = tf.reduce_mean(net(x) ** 2)
+                if number == 2:
+                    cost += tf.reduce_sum(loss(x * 0 - (operation == "log")))  # of the image
+            x = x - 0.1 * tf.sign(tape.gradient(cost, x))
+        float(cost)
+
+    (event,) = watched(run).bad()
+    assert (event.step, event.operation.name) == (2, operation)
+    assert event.operation.source.line == line(__file__, "of the image")
+    assert event.phase == ("loss" if operation == "log" else "backward")
+
+
 def test_the_loss_of_a_test_outside_of_functions_is_told_with_its_line():
     net, held = model(), keras.metrics.Mean()
 

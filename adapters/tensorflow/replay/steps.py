@@ -137,6 +137,7 @@ class State(threading.local):
     outputs: list[tuple[Any, Any, str, str]] = field(default_factory=list)
     gradients: Frame | None = None
     slopes: list[Any] = field(default_factory=list)  # what a tape gave outside of graphs
+    losses: list[Any] = field(default_factory=list)  # what it was asked for, and was read so
     taken: Frame = field(default_factory=lambda: Frame(None))  # what weights were written with
     open: bool = False
     held: bool = False

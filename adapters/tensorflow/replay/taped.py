@@ -354,12 +354,14 @@ class Differentiated(NamedTuple):
         notes: What ran.
         target: What is differentiated.
         incoming: The gradient it begins with, None for ones.
+        sources: Data whose gradient was asked for.
         frame: What is read of it, where no gradient was asked.
     """
 
     notes: tuple[Noted, ...]
     target: Any
     incoming: Any = None
+    sources: tuple[Any, ...] = ()
     frame: Frame | None = None
 
     def _needed(self) -> list[Noted]:
@@ -484,12 +486,15 @@ class Made(NamedTuple):
             graph, known = here(), trace()
             held = dict(zip(self.leaves, given, strict=True))
             watched = [(i, x) for i, x in held.items() if i in self.weights]
+            asked = {id(x) for x in self.of.sources}  # an operation before may have made them
             with tf.GradientTape() as tape:
-                tape.watch([x for _, x in watched])
+                tape.watch([x for i, x in held.items() if i in self.weights or i in asked])
                 for note in self.notes:
-                    held.update(
+                    made = dict(
                         zip(map(id, note.outputs), self._again(note, known, held), strict=True)
                     )
+                    tape.watch([x for i, x in made.items() if i in asked])
+                    held |= made
             frame = Frame(graph, replaying=True)
             if self.of.frame is not None:
                 for point, x in zip(self.of.frame.points, self.of.frame.tensors, strict=True):
@@ -498,7 +503,8 @@ class Made(NamedTuple):
                 known.blocks.append(Block(-1, frame.points, frame.order))
                 return
             target = tf.nest.map_structure(lambda x: held.get(id(x), x), self.of.target)
-            sources = [*(x for _, x in watched), *self.inside]
+            data = [held[i] for i in asked if i in held]
+            sources = [*(x for _, x in watched), *self.inside, *data]
             begins = tf.nest.map_structure(lambda x: held.get(id(x), x), self.of.incoming)
             slopes = tape.gradient(target, sources, output_gradients=begins)
             # Where it is asked for those of variables, that reads them, and the loss.
@@ -509,6 +515,8 @@ class Made(NamedTuple):
                 for _, x in tensors(slope, ""):
                     label = f"grad of {name.rpartition('.')[2]}"
                     frame.take(x, layer(name), "backward", label, name)
+            for _, x in tensors(slopes[len(sources) - len(data) :], ""):
+                frame.take(x, None, "backward", "gradient")
             known.blocks.append(Block(-1, frame.points, frame.order, backward=True))
 
         return run

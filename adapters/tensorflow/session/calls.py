@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from anynan._base.context import but
 from anynan._base.identity import SetByIdentity
+from anynan._steps import producers
 from anynan._steps.messages import INSIDE_LOOP
 from anynan.tensorflow.messages import JACOBIAN, NESTED_GRADIENT, STALE_GRAPH
 from anynan.tensorflow.read import readings
@@ -252,7 +253,7 @@ class Calls(Part):
         made = {id(x) for note in notes for x in note.outputs}
         frame = Frame(None)
         for _, x in tensors(values, "loss"):
-            if id(x) in made:
+            if id(x) in made and not any(x is loss for loss in self._state.losses):
                 frame.take(x, None, "loss", "loss")
         with taped.off():
             self._steps.judge_trail(*_told(frame))
@@ -274,7 +275,9 @@ class Calls(Part):
         if new:
             self._grow(sources=new)
         mine = [(i, name) for i, x in enumerate(flat) if (name := self._layers.weights.name(x))]
-        if not mine or not self._options.backward:
+        # What is optimized may be data: an image, an attack's perturbation.
+        alone = here() is None and not (state.tapes or state.depth or state.held or state.replaying)
+        if not (mine or (alone and not state.vectorised)) or not self._options.backward:
             return run(target, sources, *args, **kwargs)
         if state.vectorised:
             self._tracker.judge.say(JACOBIAN())
@@ -297,17 +300,24 @@ class Calls(Part):
         frame = state.collect(graph)
         self._take_gradients(frame, target, list(zip(held, of_outputs, strict=True)),
                              [(name, grads[i]) for i, name in mine])  # fmt: skip
+        data = [] if mine else [(x, g) for x, g in zip(flat, grads, strict=True) if g is not None]
+        for _, x in tensors([g for _, g in data], ""):
+            frame.take(x, None, "backward", "gradient")
         if graph is None:
-            self._under_tape(target, *args, **kwargs)
+            self._under_tape(target, *args, sources=[x for x, _ in data], **kwargs)
             state.backward = True
             pairs = zip(held, of_outputs, strict=True)
             state.incoming = [grad for item, grad in pairs if item[2] == ""]
         self.flush(frame, backward=True)
+        step = self._tracker.judge.rows()
+        for _, x in data if step.failed is not None else ():  # what it is made into is no bad batch
+            producers.note(self._tracker, step.number, None, own=True, value=x)
         if state.gradients is not None and state.gradients.graph is graph:
             frame.before = state.gradients
         state.gradients = None if graph is None else frame
         if graph is None:
             state.slopes = [x for _, x in tensors(grads, "")]
+            state.losses = [x for _, x in tensors(target, "")]
             if not (state.depth or state.held or state.replaying):
                 taped.trail(afresh=True)
         return grads
@@ -339,7 +349,12 @@ class Calls(Part):
                 frame.take(x, layer, "backward", f"grad of {label}", name)
 
     def _under_tape(
-        self, target: Any, output_gradients: Any = None, *args: Any, **kwargs: Any
+        self,
+        target: Any,
+        output_gradients: Any = None,
+        *args: Any,
+        sources: Any = (),
+        **kwargs: Any,
     ) -> None:
         """Have what ran under the tape be what is run again, where no step's own code is."""
         state, record = self._state, taped.newest()
@@ -349,7 +364,7 @@ class Calls(Part):
         if state.step is not None:
             tensor = lambda x: None if x is None else tf.convert_to_tensor(x)  # noqa: E731
             begins = tf.nest.map_structure(tensor, output_gradients)
-            state.step.taped = Differentiated(record.all(), target, begins)
+            state.step.taped = Differentiated(record.all(), target, begins, tuple(sources))
 
     # Compiled functions.
 
