@@ -16,6 +16,7 @@ import pytest
 
 import anynan
 from anynan._arrays import registry
+from anynan._cli.commands import main
 from tests import tiers
 from tests.backends import Backend, Space, parse
 
@@ -191,6 +192,20 @@ def device(backend: Backend) -> Any:
 def space(backend: Backend, xp: Any, device: Any) -> Space:
     """What makes the arrays of this run."""
     return Space(backend, xp, device)
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Any:
+    """Run a command here: give its exit status, and what it printed to both streams."""
+
+    def run(*words: object) -> tuple[Any, str, str]:
+        try:
+            status: Any = main([*map(str, words)])
+        except SystemExit as ended:
+            status = ended.code
+        return (status, *capsys.readouterr())
+
+    return run
 
 
 @pytest.fixture(autouse=True)

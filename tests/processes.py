@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import anynan
 
 ROOT = Path(anynan.__file__).parents[1]
@@ -26,7 +28,9 @@ def python(*words: object, cwd: Path, timeout: float = 300) -> subprocess.Comple
 
 
 def ran(folder: Path, program: str, *words: str, options: tuple[str, ...] = ()) -> Any:
-    """Run a program under ``anynan run``."""
+    """Run a program under ``anynan run``, if the framework that it imports first is here."""
+    if needed := re.match(r"\s*import (torch|jax)\b", program):
+        pytest.importorskip(needed[1])
     (folder / "p.py").write_text(program)
     return python("-m", "anynan", "run", *options, "p.py", *words, cwd=folder)
 

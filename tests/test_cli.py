@@ -41,24 +41,20 @@ def test_an_interrupt_is_quiet(demo: mock.Mock) -> None:
     assert cli.main(["demo"]) == 130
 
 
-def test_list_names_the_bugs(demo: mock.Mock, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["demo", "--list"]) == 0
-    assert capsys.readouterr().out.splitlines() == ["first   the default", "second  another"]
+def test_list_names_the_bugs_and_a_missing_framework_is_one_line(
+    demo: mock.Mock, command: Any
+) -> None:
+    assert command("demo", "--list")[:2] == (0, "first   the default\nsecond  another\n")
+    status, _, error = command("demo", "--framework", "missing")
+    assert (status, error.count("\n")) == (2, 1)
     assert not demo.called
 
 
-def test_a_missing_framework_is_one_line(
-    demo: mock.Mock, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.main(["demo", "--framework", "missing"]) == 2
-    assert len(capsys.readouterr().err.splitlines()) == 1
-
-
 @pytest.fixture
-def doctor(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
-    def doctor(*names: str) -> tuple[int, str]:
+def doctor(command: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    def doctor(*names: str) -> Any:
         monkeypatch.setattr("anynan._cli.doctor.ADAPTERS", names)
-        return cli.main(["doctor"]), capsys.readouterr().out
+        return command("doctor")[:2]
 
     return doctor
 
@@ -118,23 +114,17 @@ def test_it_runs_as_a_module_and_loads_no_framework(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_word_is_answered_with_the_nearest_and_the_usage_of_its_command(
-    words: str, usage: str, said: str, capsys: pytest.CaptureFixture[str]
+    words: str, usage: str, said: str, command: Any
 ) -> None:
-    with pytest.raises(SystemExit) as caught:
-        cli.main(words.split())
-    assert caught.value.code == 2
-    shown = capsys.readouterr().err
+    status, _, shown = command(*words.split())
+    assert status == 2
     assert shown.startswith(usage)
     assert said in shown
 
 
-def test_help_fits_the_terminal(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_help_fits_the_terminal(command: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    for command in "run", "scan", "replay", "compare", "stress", "doctor", "report", "demo":
-        with pytest.raises(SystemExit):
-            cli.main([command, "--help"])
-        lines = capsys.readouterr().out.splitlines()
-        assert max(map(len, lines)) <= 80, command
-        assert any(line.startswith(("example: ", "exit status: ")) for line in lines), command
+    for name in "run", "scan", "replay", "compare", "stress", "doctor", "report", "demo":
+        lines = command(name, "--help")[1].splitlines()
+        assert max(map(len, lines)) <= 80, name
+        assert any(line.startswith(("example: ", "exit status: ")) for line in lines), name

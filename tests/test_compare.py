@@ -3,6 +3,7 @@
 import math
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,6 @@ import anynan
 from anynan._apps.compare.captures import Capture, Choice, Taken
 from anynan._apps.compare.distances import apart, holds, nearest, relative
 from anynan._apps.compare.pairs import pairs
-from anynan._cli.commands import main
 
 X = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
 
@@ -97,26 +97,24 @@ def written(path: Path, **arrays: np.ndarray) -> str:
 
 
 def test_equal_files_do_not_differ_and_a_narrower_dtype_is_rounding(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, command: Any
 ) -> None:
     x = np.random.default_rng(0).standard_normal((300, 300)).astype(np.float32)
     a, b = written(tmp_path / "a.npz", w=x), written(tmp_path / "b.npz", w=x.astype(np.float16))
-    assert main(["compare", a, a]) == 0
-    assert capsys.readouterr().out == "No difference: 1 tensor is identical\n"
-    assert main(["compare", a, b]) == 0
-    assert "within 0.4 times what rounding explains" in capsys.readouterr().out
-    assert main(["compare", a, b, "--max-ratio", "0.1"]) == 1
+    assert command("compare", a, a)[:2] == (0, "No difference: 1 tensor is identical\n")
+    status, said, _ = command("compare", a, b)
+    assert status == 0
+    assert "within 0.4 times what rounding explains" in said
+    assert command("compare", a, b, "--max-ratio", "0.1")[0] == 1
 
 
-def test_the_first_tensor_that_differs_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_first_tensor_that_differs_is_named(tmp_path: Path, command: Any) -> None:
     changed = X.copy()
     changed[1, 2, 3] += 1
     a = written(tmp_path / "a.npz", u=X, v=X, w=X, old=X)
     b = written(tmp_path / "b.npz", u=X, v=changed, w=X[:1], new=X)
-    assert main(["compare", a, b]) == 1
-    said = capsys.readouterr().out
+    status, said, _ = command("compare", a, b)
+    assert status == 1
     assert said.startswith("1 of 2 tensors differ; first v: ")
     assert "what rounding to float32 explains" in said
     assert "  w: shape (2, 3, 4) in the first, (1, 3, 4) in the second" in said
@@ -126,13 +124,14 @@ def test_the_first_tensor_that_differs_is_named(
 
 @pytest.mark.parametrize("content", [None, b"", b"nonsense, and more of it"])
 def test_a_file_that_cannot_be_read_gives_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes | None
+    tmp_path: Path, command: Any, content: bytes | None
 ) -> None:
     a = written(tmp_path / "a.npz", w=X)
     if content is not None:
         (tmp_path / "b.npz").write_bytes(content)
-    assert main(["compare", a, str(tmp_path / "b.npz")]) == 2
-    assert re.fullmatch("anynan compare: .*b.npz.*\n", capsys.readouterr().err)
+    status, _, error = command("compare", a, tmp_path / "b.npz")
+    assert status == 2
+    assert re.fullmatch("anynan compare: .*b.npz.*\n", error)
 
 
 def run(path: Path, slope: float) -> str:
@@ -147,11 +146,11 @@ def run(path: Path, slope: float) -> str:
     return str(path)
 
 
-def test_two_runs_part_at_a_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    a, b = run(tmp_path / "a.jsonl", 0.01), run(tmp_path / "b.jsonl", 0.01)
-    assert main(["compare", a, b]) == 0
-    assert capsys.readouterr().out.startswith("No gross difference in 4 steps")
-    c = run(tmp_path / "c.jsonl", 0.02)
-    assert main(["compare", a, c]) == 1
-    said = capsys.readouterr().out
+def test_two_runs_part_at_a_step(tmp_path: Path, command: Any) -> None:
+    a, b, c = (run(tmp_path / f"{i}.jsonl", slope) for i, slope in enumerate((0.01, 0.01, 0.02)))
+    status, said, _ = command("compare", a, b)
+    assert status == 0
+    assert said.startswith("No gross difference in 4 steps")
+    status, said, _ = command("compare", a, c)
+    assert status == 1
     assert re.match("The runs first differ at step 0 (?s:.*)only gross differences show", said)

@@ -12,7 +12,6 @@ import pytest
 
 import anynan
 from anynan._apps.runfile.messages import LINES_UNREADABLE
-from anynan._cli.commands import main
 from anynan._steps.tracked import inside
 from tests.fake_adapter import track, training
 from tests.processes import python
@@ -111,14 +110,13 @@ def test_damage_is_named_and_the_rest_is_read(tmp_path: Path) -> None:
     ],
 )
 def test_a_file_of_something_else_is_one_clear_line(
-    tmp_path: Path, text: str, says: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, text: str, says: str, command: Any
 ) -> None:
     (tmp_path / "run.jsonl").write_text(text, encoding="utf-8")
     with pytest.raises(ValueError, match=says):
         anynan.load(tmp_path / "run.jsonl")
-    assert main(["report", str(tmp_path / "run.jsonl")]) == 2
-    (error,) = capsys.readouterr().err.splitlines()
-    assert says in error
+    status, _, error = command("report", tmp_path / "run.jsonl")
+    assert (status, error.count("\n"), says in error) == (2, 1, True)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no full disk here")
@@ -158,7 +156,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no SIGKILL here")
 @pytest.mark.tier(2)
-def test_a_killed_run_can_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_killed_run_can_be_read(tmp_path: Path, command: Any) -> None:
     pytest.importorskip("torch")
     path = tmp_path / "run.jsonl"
     done = python("-W", "ignore", "-c", KILLED, path, cwd=tmp_path)
@@ -166,8 +164,8 @@ def test_a_killed_run_can_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[
     run = anynan.load(path)
     assert run.history.steps() == list(range(30))
     assert list(run.history.norms("0"))
-    assert main(["report", str(path)]) == 0
-    shown = capsys.readouterr().out
+    status, shown, _ = command("report", path)
+    assert status == 0
     assert "0 to 29 in the history, 4 layers" in shown
     assert "the run was killed, or is not over" in shown
 

@@ -5,6 +5,7 @@ import re
 import warnings
 from collections.abc import Collection, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,6 @@ import pytest
 import anynan
 from anynan import Advanced
 from anynan._base.messages import Message, known, slug_of
-from anynan._cli.commands import main
 
 DOCS = Path(__file__).parents[1] / "docs"
 FILLED = re.compile(r"\{\w+[^}]*\}")  # where a message takes a value
@@ -112,15 +112,8 @@ def test_no_note_is_without_a_name() -> None:
         assert all(said[1:].strip("'\"").startswith(FACTS) for said in unnamed), (path, unnamed)
 
 
-def test_a_command_leaves_out_the_notes_that_are_ignored(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "x.npy"
-    np.save(path, np.asfortranarray(np.ones((2, 3))))
-    assert main(["scan", str(path)]) == 0
-    assert capsys.readouterr().out.endswith("[transposed]\n")
-    assert main(["scan", "--ignore", "transposed", str(path)]) == 0
-    assert "[transposed]" not in capsys.readouterr().out
-    with pytest.raises(SystemExit):
-        main(["scan", "--ignore", "transpose", str(path)])
-    assert "the nearest is 'transposed'" in capsys.readouterr().err
+def test_a_command_leaves_out_the_notes_that_are_ignored(tmp_path: Path, command: Any) -> None:
+    np.save(tmp_path / "x.npy", np.asfortranarray(np.ones((2, 3))))
+    assert command("scan", tmp_path)[1].endswith("[transposed]\n")
+    assert "[transposed]" not in command("scan", "--ignore", "transposed", tmp_path)[1]
+    assert "the nearest is 'transposed'" in command("scan", "--ignore", "transpose", tmp_path)[2]

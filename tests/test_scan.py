@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 
 import anynan
 from anynan._apps.scan.scan import File, scan
-from anynan._cli.commands import main
 from anynan._files.formats import FORMATS, TARGETS
 from anynan._files.gguf import _BLOCKS
 from anynan._files.tally import tally
@@ -142,10 +141,9 @@ def test_every_format_gives_what_is_in_the_arrays(form: str, tmp_path: Path) -> 
         if found.tensor.name == "ids":
             assert counts is None
             continue
-        assert (counts.nan, counts.posinf, counts.neginf) == (
-            wanted.nan, wanted.posinf, wanted.neginf,
-        )  # fmt: skip
-        assert (counts.min, counts.max, found.first) == (wanted.min, wanted.max, wanted.first_bad)
+        for count in ("nan", "posinf", "neginf", "min", "max"):
+            assert getattr(counts, count) == getattr(wanted, count)
+        assert found.first == wanted.first_bad
         assert found.headroom == pytest.approx(wanted.headroom)
 
 
@@ -200,12 +198,10 @@ def test_views_shared_storages_and_small_types_of_pytorch(tmp_path: Path) -> Non
         "sparse": torch.tensor([0.0, torch.nan]).to_sparse(),
     }
     torch.save(held, tmp_path / "x.pt")
-    firsts = first_bad(tmp_path / "x.pt")
-    assert [firsts[name] for name in ("rows", "bf", "e5", "e4", "pair", "parameter", "scalar")] == [
-        (0, 2), (1,), (0,), (1,), (1,), (0,), (),
-    ]  # fmt: skip
-    assert firsts["sparse.values"] == (0,)
     found = {each.tensor.name: each for each in only(tmp_path / "x.pt").tensors}
+    firsts = {"rows": (0, 2), "bf": (1,), "e5": (0,), "e4": (1,), "pair": (1,), "scalar": ()}
+    firsts |= {"parameter": (0,), "sparse.values": (0,)}
+    assert {name: found[name].first for name in firsts} == firsts
     assert [found[name].tally.bad for name in ("turned", "spread", "none")] == [1, 1, 0]
     assert "its whole storage" in found["turned"].tensor.note
 
@@ -321,12 +317,13 @@ def test_damage_is_a_line_and_never_an_exception(form: str, data: Any, tmp_path:
     ],
 )
 def test_what_cannot_be_read_is_one_line_and_the_rest_is_read(
-    content: bytes, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    content: bytes, says: str, tmp_path: Path, command: Any
 ) -> None:
     (tmp_path / "a.bin").write_bytes(content)
     np.save(tmp_path / "b.npy", np.asarray([1.0, np.nan]))
-    assert main(["scan", str(tmp_path)]) == 2
-    first, *rest = capsys.readouterr().out.splitlines()
+    status, out, _ = command("scan", tmp_path)
+    first, *rest = out.splitlines()
+    assert status == 2
     assert first.startswith(f"{tmp_path / 'a.bin'}: not read: ")
     assert says in first
     assert "b.npy: npy, 1 tensor of floats, 2 numbers, 1 not finite" in rest[0]
@@ -379,49 +376,44 @@ def test_a_truncated_file_keeps_what_is_whole(tmp_path: Path) -> None:
     assert states == {True, False}
 
 
-def test_clean_files_give_0_and_bad_ones_1(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_clean_files_give_0_and_bad_ones_1(tmp_path: Path, command: Any) -> None:
     np.save(tmp_path / "clean.npy", np.ones((3, 4), np.float16))
-    assert main(["scan", str(tmp_path / "clean.npy")]) == 0
-    head, columns, row = capsys.readouterr().out.splitlines()
+    status, out, _ = command("scan", tmp_path / "clean.npy")
+    head, columns, row = out.splitlines()
+    assert status == 0
     assert head == f"{tmp_path / 'clean.npy'}: npy, 1 tensor of floats, 12 numbers, all finite"
     assert " ".join(columns.split()) == "tensor dtype shape nan inf first min max headroom"
     assert row.split() == ["clean", "float16", "3x4", "0", "0", "1", "1", "16.0", "bits"]
     np.save(tmp_path / "bad.npy", np.asarray([1e5, 1e-9, 1.0, -np.inf]))
-    assert main(["scan", str(tmp_path), "--as", "float16"]) == 1
-    shown = capsys.readouterr().out
-    assert "beyond float16  0 in float16" in shown
-    assert shown.splitlines()[2].split()[-2:] == ["1", "1"]
+    status, out, _ = command("scan", tmp_path, "--as", "float16")
+    assert (status, out.splitlines()[2].split()[-2:]) == (1, ["1", "1"])
+    assert "beyond float16  0 in float16" in out
 
 
-def test_json_is_strict_and_complete(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_is_strict_and_complete(tmp_path: Path, command: Any) -> None:
     np.save(tmp_path / "x.npy", np.asarray([[1.0, np.nan]]))
-    assert main(["scan", "--json", str(tmp_path / "x.npy"), str(tmp_path / "none")]) == 2
-    found, missing = map(json.loads, capsys.readouterr().out.splitlines())
+    status, out, _ = command("scan", "--json", tmp_path / "x.npy", tmp_path / "none")
+    found, missing = map(json.loads, out.splitlines())
     assert found["tensors"][0]["first_bad"] == [0, 1]
-    assert (found["tensors"][0]["nan"], found["error"]) == (1, "")
+    assert (status, found["tensors"][0]["nan"], found["error"]) == (2, 1, "")
     assert missing["error"] == "No such file or directory"
 
 
-def test_names_from_a_file_cannot_move_the_cursor(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_names_from_a_file_cannot_move_the_cursor(tmp_path: Path, command: Any) -> None:
     arrays: dict[str, Any] = {"\x1b[2Ja": np.asarray([np.nan])}
     np.savez(tmp_path / "x.npz", **arrays)
-    main(["scan", str(tmp_path)])
-    assert "\x1b" not in capsys.readouterr().out
+    assert "\x1b" not in command("scan", tmp_path)[1]
 
 
 def test_a_missing_reader_says_how_to_get_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Any
 ) -> None:
     for form, package, extra in (("as_hdf5", "h5py", "scan"), ("as_torch", "torch", "torch")):
         path = written(form, tmp_path / form)
         monkeypatch.setitem(sys.modules, package, None)
-        assert main(["scan", str(path)]) == 2
-        said = f'{package} is needed to read it: pip install "anynan[{extra}]"'
-        assert said in capsys.readouterr().out
+        status, out, _ = command("scan", path)
+        assert status == 2
+        assert f'{package} is needed to read it: pip install "anynan[{extra}]"' in out
 
 
 MEMORY = """

@@ -3,7 +3,6 @@
 import runpy
 import sys
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,6 @@ from anynan._apps.stress.hunt import lab_of
 from anynan._apps.stress.inputs import Input
 from anynan._apps.stress.rules import trials
 from anynan._apps.stress.script import HUNT, READ, NoLoopError, hunt_in, stepped
-from anynan._cli.commands import main
-from tests.processes import python
 
 X = np.random.default_rng(0).random((6, 3))
 
@@ -274,11 +271,10 @@ def test_an_array_is_written_in_the_words_of_its_framework(line: str, made: str)
     assert getattr(again, "requires_grad", None) == getattr(x, "requires_grad", None)
 
 
-def test_a_finding_is_saved_as_a_bundle(losses: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_finding_is_saved_as_a_bundle(losses: Any, command: Any) -> None:
     finding = anynan.stress(losses.standard, X).findings[0]
     finding.save("bundle")
-    assert main(["replay", "bundle"]) == 0
-    assert "gives the same NaN here" in capsys.readouterr().out
+    assert "gives the same NaN here" in command("replay", "bundle")[1]
     with pytest.raises(FileExistsError):
         finding.save("bundle")
     losses.standard.__code__ = losses.mended.__code__
@@ -320,20 +316,27 @@ def test_a_bad_file_of_accepted_findings_is_refused(tmp_path: Path, text: str, t
         anynan.stress(np.log, X, accept=path)
 
 
-def test_the_command_writes_a_baseline_and_tests(
-    losses: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    hunt = ["stress", "--example", "kept_losses:batch"]
-    target = "kept_losses:standard"
-    assert main([*hunt, "--to-pytest", "test_found.py", target]) == 1
+@pytest.mark.usefixtures("losses")
+def test_the_command_writes_a_baseline_and_tests(command: Any) -> None:
+    def hunt(*words: str) -> Any:
+        return command("stress", *words, "--example", "kept_losses:batch", "kept_losses:standard")
+
+    status, told, _ = hunt("--to-pytest", "test_found.py")
+    assert status == 1
+    assert told.startswith("stress of standard: ")
+    assert "1. x: all equal (inside the example's range" in told
     with pytest.raises(AssertionError, match="divide"):
         _run("test_found.py")
-    file = ["--accept", "accepted.toml"]
-    assert main([*hunt, "--write-baseline", "known", target]) == 2
-    assert "as --accept FILE" in capsys.readouterr().err
-    assert main([*hunt, *file, "--write-baseline", "known", target]) == 0
-    assert main([*hunt, *file, target]) == 0
-    assert "accepted\n  x: all equal\n    known\n" in capsys.readouterr().out
+    baseline, file = ("--write-baseline", "known"), ("--accept", "accepted.toml")
+    assert "as --accept FILE" in hunt(*baseline)[2]
+    assert hunt(*file, *baseline)[0] == 0
+    status, told, _ = hunt(*file)
+    assert status == 0
+    assert "accepted\n  x: all equal\n    known\n" in told
+    for wrong, said in (("losses", "give a script that ends in .py"), ("no.py", "no.py: No such")):
+        status, _, error = command("stress", wrong)
+        assert status == 2
+        assert said in error
 
 
 LOOP = """
@@ -451,21 +454,3 @@ def test_a_script_without_a_loop_is_refused(tmp_path: Path) -> None:
         script.write_text(text)
         with pytest.raises(NoLoopError, match=said):
             hunt_in(str(script), lambda step, *given: step, lambda code, scope: exec(code, scope))
-
-
-@pytest.mark.tier(2)
-def test_the_command_hunts_with_a_function(tmp_path: Path) -> None:
-    (tmp_path / "losses.py").write_text(
-        "import numpy as np\n"
-        "def shares(x):\n    return x / x.sum(axis=1, keepdims=True)\n"
-        "def batch():\n    return (np.array([[0.0, 1.0], [2.0, 3.0]]),)\n"
-    )
-    stress = partial(python, "-m", "anynan", "stress", cwd=tmp_path)
-    done = stress("--example", "losses:batch", "losses:shares")
-    assert done.returncode == 1, done.stderr
-    assert done.stdout.startswith("stress of shares: ")
-    assert "1. x: a row of zeros (inside the example's range" in done.stdout
-    wrong, missing = stress("losses"), stress("nofile.py")
-    assert wrong.returncode == missing.returncode == 2
-    assert "give a script that ends in .py, or module:function" in wrong.stderr
-    assert missing.stderr == "anynan stress: nofile.py: No such file or directory\n"
