@@ -1,7 +1,6 @@
 """Where a JAX port parts from a PyTorch model, and two JAX functions from each other."""
 
 import copy
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +20,7 @@ class Block(nn.Module):
     scale: float = 1.0
 
     @nn.compact
-    def __call__(self, x: Any) -> Any:
+    def __call__(self, x):
         h = nn.LayerNorm(epsilon=self.eps, name="norm")(x)
         h = jnp.tanh(nn.Dense(32, name="up")(h))
         h = h * self.scale
@@ -33,35 +32,35 @@ class Net(nn.Module):
     scale: float = 1.0
 
     @nn.compact
-    def __call__(self, x: Any) -> Any:
+    def __call__(self, x):
         x = Block(self.eps, name="blocks_0")(x)
         x = Block(self.eps, self.scale, name="blocks_1")(x)
         return nn.Dense(5, name="head")(x)
 
 
 @pytest.fixture(scope="module")
-def params() -> Any:
+def params():
     return Net().init(jax.random.key(0), X)
 
 
-def port(params: Any, **settings: float) -> Any:
+def port(params, **settings):
     return lambda x: Net(**settings).apply(params, x)
 
 
-def test_a_layers_own_arithmetic_is_named_with_its_line(params: Any) -> None:
+def test_a_layers_own_arithmetic_is_named_with_its_line(params):
     found = anynan.compare(port(params), port(params, scale=1.01), X)
     assert found.place.layer == "blocks_1"
     assert found.operation.other_source is not None
     assert "h = h * self.scale" in str(found)
 
 
-def test_a_lower_precision_is_rounding(params: Any) -> None:
+def test_a_lower_precision_is_rounding(params):
     half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
     found = anynan.compare(port(params), lambda x: Net().apply(half, x.astype(jnp.bfloat16)), X)
     assert found.place is None, str(found)
 
 
-def linear(held: Any) -> Any:
+def linear(held):
     """Make PyTorch's layer of the weights of a dense one."""
     torch = pytest.importorskip("torch")
     layer = torch.nn.Linear(*held["kernel"].shape)
@@ -70,16 +69,16 @@ def linear(held: Any) -> Any:
     return layer
 
 
-def stacked(params: Any, count: int = 3) -> Any:
+def stacked(params, count=3):
     """Give the weights of several blocks, stacked."""
     block = params["params"]["blocks_0"]
     sizes = np.linspace(1.0, 1.2, count, dtype=np.float32)
     return jax.tree.map(lambda x: jnp.stack([x * size for size in sizes]), block)
 
 
-def scanned(weights: Any) -> Any:
-    def model(x: Any) -> Any:
-        def body(x: Any, held: Any) -> Any:
+def scanned(weights):
+    def model(x):
+        def body(x, held):
             return Block(name="again").apply({"params": held}, x), None
 
         return jax.lax.scan(body, x, weights)[0]
@@ -87,7 +86,7 @@ def scanned(weights: Any) -> Any:
     return model
 
 
-def test_every_turn_of_a_scan_is_compared(params: Any) -> None:
+def test_every_turn_of_a_scan_is_compared(params):
     weights = stacked(params)
     right = anynan.compare(scanned(weights), scanned(weights), X)
     assert right.ratio == 0
@@ -101,11 +100,11 @@ def test_every_turn_of_a_scan_is_compared(params: Any) -> None:
     assert found.sentence().startswith("first in `again.down`, call 2, ")
 
 
-def test_a_scan_is_compared_with_layers_one_by_one(params: Any) -> None:
+def test_a_scan_is_compared_with_layers_one_by_one(params):
     weights = stacked(params)
 
-    def unrolled(scale: float) -> Any:
-        def model(x: Any) -> Any:
+    def unrolled(scale):
+        def model(x):
             for i in range(3):
                 held = jax.tree.map(lambda w, i=i: w[i], weights)
                 module = Block(scale=scale if i == 2 else 1.0, name=f"layers_{i}")
@@ -130,7 +129,7 @@ class Routed(nn.Module):
     second: float
 
     @nn.compact
-    def __call__(self, x: Any) -> Any:
+    def __call__(self, x):
         ties = jnp.array([self.first, self.second, 0.0, 0.0])
         weight, chosen = jax.lax.top_k(nn.Dense(4, name="gate")(x) * 0 + ties, 1)
         experts = jax.random.normal(jax.random.key(1), (4, 16, 16))
@@ -138,7 +137,7 @@ class Routed(nn.Module):
         return nn.Dense(2, name="out")(x)
 
 
-def test_a_choice_that_differs_ends_the_comparison_or_is_followed() -> None:
+def test_a_choice_that_differs_ends_the_comparison_or_is_followed():
     params = Routed(1.0, 2.0).init(jax.random.key(0), X)
     ties = 1.0, 1.0 + 3.6e-7
     a, b = (lambda x, t=t: Routed(*t).apply(params, x) for t in (ties, ties[::-1]))
@@ -155,13 +154,13 @@ def test_a_choice_that_differs_ends_the_comparison_or_is_followed() -> None:
 
 class Dropping(nn.Module):
     @nn.compact
-    def __call__(self, x: Any) -> Any:
+    def __call__(self, x):
         x = nn.Dense(8, name="up")(x)
         x = nn.Dropout(0.5, deterministic=False, name="drop")(x)
         return nn.Dense(2, name="head")(x)
 
 
-def test_a_port_is_held_to_the_dropout_of_the_first_and_a_wrong_kernel_is_named() -> None:
+def test_a_port_is_held_to_the_dropout_of_the_first_and_a_wrong_kernel_is_named():
     torch = pytest.importorskip("torch")
     rngs = {"params": jax.random.key(0), "dropout": jax.random.key(1)}
     params = Dropping().init(rngs, X)
@@ -169,7 +168,7 @@ def test_a_port_is_held_to_the_dropout_of_the_first_and_a_wrong_kernel_is_named(
     net = torch.nn.ModuleDict(layers | {"drop": torch.nn.Dropout(0.5)})
     net.forward = lambda x: net["head"](net["drop"](net["up"](x)))
 
-    def port(x: Any) -> Any:
+    def port(x):
         return Dropping().apply(params, x, rngs=rngs)
 
     for a, b in ((net, port), (port, net)):
@@ -186,7 +185,7 @@ def test_a_port_is_held_to_the_dropout_of_the_first_and_a_wrong_kernel_is_named(
     assert "weight  up.weight is nowhere in the second" in str(wrong)
 
 
-def test_a_function_of_another_framework_is_told_what_it_was_taken_for() -> None:
+def test_a_function_of_another_framework_is_told_what_it_was_taken_for():
     with pytest.raises(TypeError) as caught:
         anynan.compare(np.asarray, np.asarray, np.ones(3))
     assert "functions are compared in JAX alone" in str(caught.value.__notes__)

@@ -1,6 +1,5 @@
 """A JAX program operation by operation, what breaks first in half precision, and a hunt."""
 
-from typing import Any
 
 import flax.linen as nn
 import jax
@@ -12,15 +11,15 @@ from jax import lax
 
 import anynan
 import anynan.jax.stress
-from anynan._trace.op import Op, RerunError
+from anynan._trace.op import RerunError
 from anynan.jax.observe import observe
 from tests.jax_adapter.models import made
 
 
-def seen(fn: Any, *args: Any) -> tuple[Any, list[tuple[Any, ...]]]:
-    ops: list[tuple[Any, ...]] = []
+def seen(fn, *args):
+    ops = []
 
-    def note(op: Op) -> None:
+    def note(op):
         ops.append((op.number, op.name, op.layer, op.phase, op.forward, op.source))
 
     found = observe(fn, args, {}, note)
@@ -29,7 +28,7 @@ def seen(fn: Any, *args: Any) -> tuple[Any, list[tuple[Any, ...]]]:
 
 
 @pytest.mark.tier(2)  # each of its operations is compiled by itself
-def test_a_training_step_gives_what_it_gives_and_shows_where_its_operations_are() -> None:
+def test_a_training_step_gives_what_it_gives_and_shows_where_its_operations_are():
     step, *given = made()
     value, ops = seen(jax.jit(step), *given)
     right = step(*given)
@@ -44,8 +43,8 @@ def test_a_training_step_gives_what_it_gives_and_shows_where_its_operations_are(
     assert tanh[5].text == 'return x + jnp.tanh(nn.Dense(4, name="up")(x))'
 
 
-def test_loops_and_branches_run_as_they_come() -> None:
-    def fn(x: Any) -> Any:
+def test_loops_and_branches_run_as_they_come():
+    def fn(x):
         x, ys = lax.scan(lambda c, y: (c * y, c + y), x, jnp.arange(1.0, 4.0), reverse=True)
         x = lax.while_loop(lambda c: c < 100, lambda c: c * 2, x)
         return lax.cond(x > 0, jnp.log, jnp.exp, x), ys, jax.checkpoint(jnp.sin)(x)
@@ -59,10 +58,10 @@ def test_loops_and_branches_run_as_they_come() -> None:
     assert "exp" not in names
 
 
-def test_an_operation_runs_once_more_with_other_operands_and_in_another_dtype() -> None:
-    held: list[Any] = []
+def test_an_operation_runs_once_more_with_other_operands_and_in_another_dtype():
+    held = []
 
-    def again(op: Op) -> None:
+    def again(op):
         if op.kernel == "matmul":
             names = [name for name, _ in op.inputs]
             held.extend(op.rerun({names[0]: 2 * op.inputs[0][1]}))
@@ -77,7 +76,7 @@ def test_an_operation_runs_once_more_with_other_operands_and_in_another_dtype() 
 
 class Gated(nn.Module):
     @nn.compact
-    def __call__(self, x: Any) -> Any:
+    def __call__(self, x):
         constant = nn.initializers.constant
         wide = {"kernel_init": constant(0.0), "bias_init": constant(400.0)}
         product = nn.Dense(4, name="gate", **wide)(x) * nn.Dense(4, name="up", **wide)(x)
@@ -86,11 +85,11 @@ class Gated(nn.Module):
 
 class Net(nn.Module):
     @nn.compact
-    def __call__(self, x: Any) -> Any:
+    def __call__(self, x):
         return Gated(name="mlp")(x) / 10
 
 
-def test_a_product_between_two_modules_breaks_and_the_plan_keeps_their_parent() -> None:
+def test_a_product_between_two_modules_breaks_and_the_plan_keeps_their_parent():
     net, x = Net(), jnp.ones((2, 4))
     params = net.init(jax.random.key(0), x)
     report = anynan.precision(net.apply, params, x)
@@ -101,7 +100,7 @@ def test_a_product_between_two_modules_breaks_and_the_plan_keeps_their_parent() 
     assert list(report.plan.layers) == ["mlp"]
     halves = jax.tree.map(lambda a: a.astype(jnp.float16), (params, x))
     assert not np.isfinite(net.apply(*halves)).any()
-    names: dict[str, Any] = {"jax": jax, "jnp": jnp}
+    names = {"jax": jax, "jnp": jnp}
     exec(report.code, names)
     with nn.intercept_methods(names["keep"]):
         assert np.isfinite(net.apply(*halves)).all()
@@ -110,8 +109,8 @@ def test_a_product_between_two_modules_breaks_and_the_plan_keeps_their_parent() 
 X = jax.random.normal(jax.random.key(0), (6, 3))
 
 
-def test_the_gradient_of_what_a_mask_hides_is_told_apart() -> None:
-    def logs(x: Any, many: Any) -> Any:
+def test_the_gradient_of_what_a_mask_hides_is_told_apart():
+    def logs(x, many):
         return jnp.where(x > 0, jnp.log(x), 0.0).sum(), many + 1
 
     report = anynan.stress(logs, jnp.linspace(-1, 1, 8).reshape(4, 2), jnp.arange(3))
@@ -123,12 +122,12 @@ def test_the_gradient_of_what_a_mask_hides_is_told_apart() -> None:
     assert anynan.stress(gradient, X).findings[0].group == "inside"
 
 
-def test_the_slopes_of_all_edges_are_one_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Any] = []
+def test_the_slopes_of_all_edges_are_one_program(monkeypatch):
+    made = []
     once = anynan.jax.stress.jit_once
     monkeypatch.setattr(anynan.jax.stress, "jit_once", lambda fn: made.append(fn) or once(fn))
 
-    def loss(x: Any) -> Any:
+    def loss(x):
         return (jnp.log(x + 3.5) / jnp.sqrt(x + 3.6) + jnp.exp(x)).sum()
 
     report = anynan.stress(loss, jnp.linspace(-3, 2, 6), domain=(-3, 2))
@@ -137,13 +136,13 @@ def test_the_slopes_of_all_edges_are_one_program(monkeypatch: pytest.MonkeyPatch
     assert len(made) == 2  # and one with the gradient
 
 
-def test_a_module_that_changes_in_each_call_is_run_as_a_copy() -> None:
+def test_a_module_that_changes_in_each_call_is_run_as_a_copy():
     class Counting(nnx.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             self.inner = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
             self.calls = nnx.Variable(jnp.zeros(()))
 
-        def __call__(self, x: Any) -> Any:
+        def __call__(self, x):
             self.calls[...] += 1
             return jnp.log(abs(self.inner(x)))
 
@@ -154,7 +153,7 @@ def test_a_module_that_changes_in_each_call_is_run_as_a_copy() -> None:
     assert model.calls[...] == 0
 
 
-def test_a_function_that_takes_arrays_of_numpy_to_jax_is_jax_s() -> None:
+def test_a_function_that_takes_arrays_of_numpy_to_jax_is_jax_s():
     x = np.linspace(0.1, 1, 8, dtype="float32")
     report = anynan.stress(lambda x: jnp.log(x).sum(), x)
     assert report.findings[0].event.operation.name == "log"

@@ -2,9 +2,7 @@
 
 import math
 import random
-from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,39 +20,39 @@ pytestmark = pytest.mark.tier(2)
 W = jnp.arange(3.0)
 
 
-def step_of(loss: Callable[..., Any]) -> Callable[..., Any]:
-    def step(w: Any, *args: Any) -> Any:
+def step_of(loss):
+    def step(w, *args):
         value, gradient = jax.value_and_grad(loss)(w, *args)
         return w - 0.1 * gradient, value
 
     return step
 
 
-def failing(step: Callable[..., Any], *args: Any, **options: Any) -> Any:
+def failing(step, *args, **options):
     """Run a tracked step once; return what stopped it."""
     event = failure(anynan.jax.track(step, **split(options)), *args)
     assert anynan.Event.from_json(event.to_json()) == event
     return event
 
 
-def logs(w: Any) -> Any:
+def logs(w):
     return jnp.log(w).sum()
 
 
-def scanned(w: Any) -> Any:
+def scanned(w):
     return jax.lax.scan(lambda carry, x: (carry + jnp.log(x), None), 0.0, w)[0]
 
 
-def branched(w: Any) -> Any:
+def branched(w):
     return jax.lax.cond(w[1] > 0, lambda w: jnp.log(w).sum(), lambda w: w.sum(), w)
 
 
-def compiled(w: Any) -> Any:
+def compiled(w):
     return jax.jit(lambda w: jnp.log(w))(w).sum()
 
 
 @pytest.mark.parametrize("loss", [logs, scanned, branched, compiled])
-def test_what_the_report_says_of_the_fix_is_what_comes_of_it(loss: Any) -> None:
+def test_what_the_report_says_of_the_fix_is_what_comes_of_it(loss):
     trial = failing(jax.jit(step_of(loss), donate_argnums=0), W + 0).tried
     assert (trial.repair, trial.outcome, trial.extent) == ("log(x + 1e-8)", "finite", "step")
     assert trial.loss == pytest.approx(float(jnp.log(W + 1e-8).sum()), rel=1e-4)
@@ -64,7 +62,7 @@ def test_what_the_report_says_of_the_fix_is_what_comes_of_it(loss: Any) -> None:
         assert trial.gradient_norm is None
 
 
-def test_faults_that_do_not_depend_on_each_other_come_in_one_report() -> None:
+def test_faults_that_do_not_depend_on_each_other_come_in_one_report():
     event = failing(step_of(lambda w: (jnp.log(w) + jnp.sqrt(w)).sum()), W)
     assert event.tried.outcome == "another"
     (other,) = event.others
@@ -72,18 +70,18 @@ def test_faults_that_do_not_depend_on_each_other_come_in_one_report() -> None:
     assert other.tried.outcome == "finite"
 
 
-def of_softmax(w: Any) -> Any:
+def of_softmax(w):
     scores = jnp.where(w < 9, -jnp.inf, w)
     return (softmax(scores) * w).sum()
 
 
-def of_mapped(w: Any) -> Any:
+def of_mapped(w):
     return jax.vmap(lambda w: softmax(jnp.where(w < 9, -jnp.inf, w)))(w[None]).sum()
 
 
 @pytest.mark.parametrize("loss", [of_softmax, of_mapped])
 @pytest.mark.parametrize("ruled", [False, True])
-def test_a_function_of_several_operations_is_repaired_as_one(loss: Any, ruled: bool) -> None:
+def test_a_function_of_several_operations_is_repaired_as_one(loss, ruled):
     with jax.softmax_custom_jvp(ruled) if hasattr(jax, "softmax_custom_jvp") else nullcontext():
         event = failing(step_of(loss), W)
     assert event.operation.name == "softmax"
@@ -92,7 +90,7 @@ def test_a_function_of_several_operations_is_repaired_as_one(loss: Any, ruled: b
     assert jnp.isnan(softmax(jnp.full(2, -jnp.inf))).all()  # it is itself again
 
 
-def test_no_function_of_the_programs_keeps_a_repair() -> None:
+def test_no_function_of_the_programs_keeps_a_repair():
     shared = jax.jit(lambda w: jnp.log(w))
     event = failing(step_of(lambda w: shared(w).sum()), W)
     assert event.tried.outcome == "finite"
@@ -102,7 +100,7 @@ def test_no_function_of_the_programs_keeps_a_repair() -> None:
     assert math.isnan(float(jax.grad(lambda w: (shared(w) * 0).sum())(W)[0]))
 
 
-def test_a_fix_costs_one_more_trace_and_none_without_a_replay(monkeypatch: Any) -> None:
+def test_a_fix_costs_one_more_trace_and_none_without_a_replay(monkeypatch):
     traced = []
     real = Program.__init__
     monkeypatch.setattr(Program, "__init__", lambda *args: (traced.append(1), real(*args))[1])
@@ -113,12 +111,12 @@ def test_a_fix_costs_one_more_trace_and_none_without_a_replay(monkeypatch: Any) 
     assert len(traced) == 1
 
 
-def test_what_a_trace_for_a_trial_took_and_wrote_is_as_the_first_trace_left_it() -> None:
+def test_what_a_trace_for_a_trial_took_and_wrote_is_as_the_first_trace_left_it():
     taken, counts, buffer = [], {"traces": 0}, np.zeros(3)
     items, numbers, drawn = iter([1.0, 2.0, 3.0]), (float(i) for i in range(1, 4)), []
     dice, python = np.random.default_rng(0), random.Random(0)
 
-    def loss(w: Any) -> Any:
+    def loss(w):
         counts["traces"] += 1
         buffer[0] += 1
         taken.append((next(items), next(numbers)))

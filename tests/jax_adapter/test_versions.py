@@ -4,8 +4,6 @@ Either costs what is inside that one equation, with a note. The equations are ma
 own: a primitive of that name, with its parameters.
 """
 
-from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -35,12 +33,12 @@ def turns(x):
     return [lax.scan(lambda c, v: (c + rooted(v)[0], c), jnp.float32(0), x)[0]]
 
 
-def bound(name: str, run: Callable[..., Any], params: dict[str, Any]) -> Callable[..., Any]:
+def bound(name, run, params):
     """Make what binds a primitive of this name; what it computes is ``run``."""
     primitive = Primitive(name)
     primitive.multiple_results = True
 
-    def shapes(x: Any, **_: Any) -> list[Any]:
+    def shapes(x, **_):
         (found,) = jax.eval_shape(run, jax.ShapeDtypeStruct(x.shape, x.dtype))
         return [jax.core.ShapedArray(found.shape, found.dtype)]
 

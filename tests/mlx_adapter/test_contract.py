@@ -1,6 +1,5 @@
 """The vows of an adapter, kept by MLX's."""
 
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,33 +14,33 @@ from mlx.utils import tree_flatten  # noqa: E402
 
 
 class Log(nn.Module):
-    def __call__(self, x: Any) -> Any:
+    def __call__(self, x):
         return mx.log(x)
 
 
 class Net(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.embed, self.log, self.head = nn.Linear(2, 3), Log(), nn.Linear(3, 1)
         self.embed.weight, self.embed.bias = mx.ones((3, 2)), mx.ones(3)
         self.drop = nn.Dropout(0.5)
 
-    def __call__(self, x: Any) -> Any:
+    def __call__(self, x):
         return self.head(self.drop(self.log(self.embed(x))))
 
 
-def subject() -> Subject:
+def subject():
     mx.random.seed(7)
     net, optimizer = Net(), optimizers.Adam(0.01)
     gradients = nn.value_and_grad(net, lambda x: mx.square(net(x)).mean())
 
-    def step(x: Any) -> Any:
+    def step(x):
         loss, slopes = gradients(x)
         optimizer.update(net, slopes)
         mx.eval(net.parameters(), optimizer.state)
         return loss
 
-    def state() -> dict[str, Any]:
+    def state():
         found = {f"weight {name}": np.array(x) for name, x in tree_flatten(net.parameters())}
         found |= {f"state {name}": np.array(x) for name, x in tree_flatten(optimizer.state)}
         return found | {"random": np.array(mx.random.state[0])}
@@ -53,8 +52,8 @@ def subject() -> Subject:
 
 
 class TestMlx(Contract):
-    def make(self) -> Subject:
+    def make(self):
         return subject()
 
-    def track(self, target: Any, **options: Any) -> Any:
+    def track(self, target, **options):
         return anynan.mlx.track(target, **split(options))

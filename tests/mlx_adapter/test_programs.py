@@ -1,7 +1,5 @@
 """Layers, optimizers and transformations of MLX's: a twin that is watched does the same."""
 
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,23 +12,23 @@ from mlx.utils import tree_flatten  # noqa: E402
 
 
 class Twice(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.linear = nn.Linear(8, 8)
 
-    def __call__(self, x: Any) -> Any:
+    def __call__(self, x):
         return self.linear(self.linear(x))
 
 
 class Nested(nn.Module):
     """Hold layers and arrays in containers, and return such."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.blocks = {"a": nn.Linear(8, 8), "b": [nn.Linear(8, 8), nn.Linear(8, 8)]}
         self.scales = [mx.ones(8), mx.ones(8)]
 
-    def __call__(self, x: Any) -> Any:
+    def __call__(self, x):
         x = self.blocks["a"](x) * self.scales[0]
         for layer in self.blocks["b"]:
             x = layer(x)
@@ -38,27 +36,27 @@ class Nested(nn.Module):
 
 
 class Images(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.conv, self.norm, self.groups = nn.Conv2d(3, 4, 3), nn.BatchNorm(4), nn.GroupNorm(2, 4)
         self.pool, self.linear = nn.MaxPool2d(2), nn.Linear(36, 2)
 
-    def __call__(self, x: Any) -> Any:
+    def __call__(self, x):
         x = self.pool(nn.gelu(self.groups(self.norm(self.conv(x)))))
         return self.linear(x.reshape(x.shape[0], -1))
 
 
 class Words(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.table, self.layers = nn.Embedding(10, 8), nn.TransformerEncoder(1, 8, 2, 16)
 
-    def __call__(self, words: Any) -> Any:
+    def __call__(self, words):
         mask = nn.MultiHeadAttention.create_additive_causal_mask(words.shape[1])
         return self.layers(self.table(words), mask=mask)
 
 
-def total(out: Any) -> Any:
+def total(out):
     if isinstance(out, mx.array):
         return mx.square(out).mean()
     parts = out.values() if isinstance(out, dict) else out
@@ -66,7 +64,7 @@ def total(out: Any) -> Any:
 
 
 # Model, shape of the batch.
-PROGRAMS: dict[str, tuple[Any, tuple[int, ...]]] = {
+PROGRAMS = {
     "a layer that runs twice": (Twice, (2, 8)),
     "containers": (Nested, (2, 8)),
     "convolutions": (Images, (2, 8, 8, 3)),
@@ -75,7 +73,7 @@ PROGRAMS: dict[str, tuple[Any, tuple[int, ...]]] = {
 }
 
 
-def program(name: str) -> tuple[Any, Any, Callable[[Any], Any], Any]:
+def program(name):
     make, shape = PROGRAMS[name]
     mx.random.seed(3)
     batch = mx.random.randint(0, 10, shape) if name == "words" else mx.random.normal(shape)
@@ -85,7 +83,7 @@ def program(name: str) -> tuple[Any, Any, Callable[[Any], Any], Any]:
         batch = batch.astype(mx.bfloat16)
     gradients = nn.value_and_grad(net, lambda x: total(net(x)))
 
-    def step(x: Any) -> Any:
+    def step(x):
         value, slopes = gradients(x)
         slopes, _ = optimizers.clip_grad_norm(slopes, 1.0)
         update.update(net, slopes)
@@ -95,7 +93,7 @@ def program(name: str) -> tuple[Any, Any, Callable[[Any], Any], Any]:
     return net, update, step, batch
 
 
-def state(net: Any, update: Any) -> dict[str, Any]:
+def state(net, update):
     arrays = [*tree_flatten(net.parameters()), *tree_flatten(update.state)]
     return {f"{i} {name}": np.array(x.astype(mx.float32)) for i, (name, x) in enumerate(arrays)}
 
@@ -103,7 +101,7 @@ def state(net: Any, update: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("how", ["layer", "operation", "model"])
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.tier(2)
-def test_a_twin_that_is_watched_does_the_same_and_is_silent(name: str, how: str) -> None:
+def test_a_twin_that_is_watched_does_the_same_and_is_silent(name, how):
     net, update, step, x = program(name)
     plain = [step(x).item() for _ in range(3)]
     expected, drawn = state(net, update), mx.random.state[0].tolist()

@@ -3,7 +3,6 @@
 import functools
 import gc
 import weakref
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,38 +18,38 @@ from anynan.mlx.reading import ends  # noqa: E402
 
 
 class Root(nn.Module):
-    def __call__(self, x: Any) -> Any:
+    def __call__(self, x):
         return mx.sqrt(x)
 
 
 class Net(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.first, self.root = nn.Linear(2, 2), Root()
         self.first.weight, self.first.bias = mx.ones((2, 2)), mx.zeros(2)
 
-    def __call__(self, x: Any) -> Any:
+    def __call__(self, x):
         return self.root(self.first(x))
 
 
 GOOD, ZERO = mx.array([[1.0, 2.0]]), mx.zeros((1, 2))
 
 
-def test_a_clean_step_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clean_step_is_read_once(monkeypatch):
     net, optimizer = Net(), optimizers.SGD(0.1)
     gradients = nn.value_and_grad(net, lambda x: net(x).sum())
 
     @anynan.mlx.track
-    def evaluation(x: Any) -> Any:
+    def evaluation(x):
         return net(x).sum()
 
     @anynan.mlx.track
-    def training(x: Any) -> Any:
+    def training(x):
         loss, slopes = gradients(x)
         optimizer.update(net, slopes)
         return loss
 
-    seen: list[int] = []  # the evaluations that the adapter asks for by itself
+    seen = []  # the evaluations that the adapter asks for by itself
     real = session.EVALUATE
     monkeypatch.setattr(session, "EVALUATE", lambda *x: (seen.append(1), real(*x))[1])
     with evaluation, training:
@@ -62,7 +61,7 @@ def test_a_clean_step_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(seen) == 2
 
 
-def test_a_read_adds_two_reductions_for_each_value_and_no_array() -> None:
+def test_a_read_adds_two_reductions_for_each_value_and_no_array():
     x = mx.random.normal((512, 512))
     mx.eval(x)
     mx.reset_peak_memory()
@@ -79,10 +78,10 @@ def test_a_read_adds_two_reductions_for_each_value_and_no_array() -> None:
         ("rate", ("optimizer", "subtract", "optimizer.update(net, slopes)")),
     ],
 )
-def test_what_spoils_weights_in_compiled_code_is_named(spoils: str, found: tuple[str, ...]) -> None:
+def test_what_spoils_weights_in_compiled_code_is_named(spoils, found):
     net, optimizer = Net(), optimizers.SGD(0.0)
 
-    def hidden(x: Any) -> Any:
+    def hidden(x):
         return mx.where(x > 9, mx.log(x), 0.0).sum()
 
     of, loss = (net.first, hidden) if spoils == "hidden" else (net, mx.sum)
@@ -90,7 +89,7 @@ def test_what_spoils_weights_in_compiled_code_is_named(spoils: str, found: tuple
 
     @anynan.mlx.track
     @functools.partial(mx.compile, inputs=[net.state, optimizer.state], outputs=net.state)
-    def step(x: Any) -> Any:
+    def step(x):
         loss, slopes = gradients(x)
         optimizer.update(net, slopes)
         return loss
@@ -102,7 +101,7 @@ def test_what_spoils_weights_in_compiled_code_is_named(spoils: str, found: tuple
     assert (event.phase, event.operation.name, event.operation.source.text) == found
 
 
-def test_a_model_that_only_runs_compiled_is_told_so() -> None:
+def test_a_model_that_only_runs_compiled_is_told_so():
     net = Net()
     run = mx.compile(lambda x: net(x))
     said = pytest.warns(anynan.AnynanWarning, match="track the step function")
@@ -111,14 +110,14 @@ def test_a_model_that_only_runs_compiled_is_told_so() -> None:
         tracker.flush()
 
 
-def test_a_bad_weight_is_named_as_tracking_begins() -> None:
+def test_a_bad_weight_is_named_as_tracking_begins():
     net = Net()
     net.first.bias = mx.array([np.nan, 0.0])
     event = failure(anynan.mlx.track, net)
     assert (event.phase, event.parameter) == ("parameter", "first.bias")
 
 
-def test_a_batch_norms_running_statistics_are_buffers_and_what_they_were() -> None:
+def test_a_batch_norms_running_statistics_are_buffers_and_what_they_were():
     net = nn.Sequential(nn.BatchNorm(2), Root())
     plain = nn.BatchNorm(2)
     x = mx.array([[1.0, 2.0], [3.0, 5.0]])
@@ -130,18 +129,18 @@ def test_a_batch_norms_running_statistics_are_buffers_and_what_they_were() -> No
         assert net.layers[0][name].tolist() == plain[name].tolist()
 
 
-def test_the_common_track_leads_a_model_here() -> None:
+def test_the_common_track_leads_a_model_here():
     with pytest.raises(TypeError, match="anynan.mlx.track"):
         anynan.track(Net())
 
 
 class Reading(nn.Module):
-    def __call__(self, x: Any) -> Any:
+    def __call__(self, x):
         mx.eval(x)
         return mx.sqrt(x) if x.sum().item() < 10 else x
 
 
-def test_a_model_that_reads_values_itself_is_run_again_once() -> None:
+def test_a_model_that_reads_values_itself_is_run_again_once():
     net = nn.Sequential(Reading())
     with anynan.mlx.track(net):
         event = failure(lambda x: mx.eval(net(x)), mx.array([-1.0]))
@@ -149,7 +148,7 @@ def test_a_model_that_reads_values_itself_is_run_again_once() -> None:
 
 
 @pytest.mark.parametrize("read", [lambda x: x.item(), repr])
-def test_a_model_is_judged_where_the_program_reads_what_it_gave(read: Any) -> None:
+def test_a_model_is_judged_where_the_program_reads_what_it_gave(read):
     net = Root()  # the model's own code, and no layer's
     before = mx.array.item
     tracker = anynan.mlx.track(net)
@@ -159,14 +158,14 @@ def test_a_model_is_judged_where_the_program_reads_what_it_gave(read: Any) -> No
     assert mx.array.item is before
 
 
-def test_what_a_compiled_step_gives_is_what_it_gives_untracked() -> None:
-    def program() -> tuple[Any, Any]:
+def test_what_a_compiled_step_gives_is_what_it_gives_untracked():
+    def program():
         net, optimizer = Net(), optimizers.Adam(0.1)
         gradients = nn.value_and_grad(net, lambda x: net(x).sum())
         state = [net.state, optimizer.state]
 
         @functools.partial(mx.compile, inputs=state, outputs=state)
-        def step(x: Any) -> Any:
+        def step(x):
             loss, slopes = gradients(x)
             optimizer.update(net, slopes)
             return loss
@@ -181,7 +180,7 @@ def test_what_a_compiled_step_gives_is_what_it_gives_untracked() -> None:
     np.testing.assert_array_equal(np.array(net.first.weight), np.array(other.first.weight))
 
 
-def test_a_tracker_keeps_no_model_alive() -> None:
+def test_a_tracker_keeps_no_model_alive():
     net = Net()
     tracker = anynan.mlx.track(net)
     mx.eval(net(GOOD))

@@ -2,9 +2,6 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import mlx.core as mx
 import pytest
@@ -18,7 +15,7 @@ X, Y = mx.full((4, 3), 0.5), mx.zeros((4, 1))
 
 
 @pytest.fixture
-def found() -> Iterator[Found]:
+def found():
     real = mx.compile, mx.grad, mx.vmap, nn.value_and_grad
     for session in list(SEAMS.sessions):  # another test's
         session.tracker.remove()
@@ -29,17 +26,17 @@ def found() -> Iterator[Found]:
     assert (mx.compile, mx.grad, mx.vmap, nn.value_and_grad) == real
 
 
-def made() -> tuple[Any, Any]:
+def made():
     mx.random.seed(0)
     return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)), optimizers.Adam(0.1)
 
 
-def loss(model: Any, x: Any, y: Any) -> Any:
+def loss(model, x, y):
     return mx.log((model(x) - y).square().mean() - y.sum())
 
 
-def update(model: Any, optimizer: Any) -> Any:
-    def step(x: Any, y: Any) -> Any:
+def update(model, optimizer):
+    def step(x, y):
         value, gradients = nn.value_and_grad(model, loss)(model, x, y)
         optimizer.update(model, gradients)
         return value
@@ -47,23 +44,23 @@ def update(model: Any, optimizer: Any) -> Any:
     return step
 
 
-def compiled(model: Any, optimizer: Any) -> Any:
+def compiled(model, optimizer):
     state = [model.state, optimizer.state]
     return mx.compile(update(model, optimizer), inputs=state, outputs=state)
 
 
-def mine(found: Found) -> list[Any]:
+def mine(found):
     """List MLX's trackers: other frameworks are there, too, where another test imported them."""
     return [tracker for tracker in found.living() if tracker.backend_name == "mlx"]
 
 
-def told(found: Found) -> list[tuple[Any, ...]]:
+def told(found):
     return [(e.step, e.phase, e.kind, e.operation and e.operation.name) for e in found.bad()]
 
 
 @pytest.mark.parametrize("first", [0, 2])
 @pytest.mark.parametrize("how", ["anew", "compiled"])
-def test_a_training_is_told_its_operation_once(how: str, first: int, found: Found) -> None:
+def test_a_training_is_told_its_operation_once(how, first, found):
     model, optimizer = made()
 
     step = (update if how == "anew" else compiled)(model, optimizer)
@@ -77,11 +74,11 @@ def test_a_training_is_told_its_operation_once(how: str, first: int, found: Foun
 
 
 class Divides(nn.Module):
-    def __call__(self, x: Any) -> Any:
+    def __call__(self, x):
         return x / (x.sum() * 0)
 
 
-def test_what_the_update_of_a_compiled_step_spoilt_is_its_consequence(found: Found) -> None:
+def test_what_the_update_of_a_compiled_step_spoilt_is_its_consequence(found):
     model, optimizer = made()
     model.layers.insert(1, Divides())
     step = compiled(model, optimizer)
@@ -90,8 +87,8 @@ def test_what_the_update_of_a_compiled_step_spoilt_is_its_consequence(found: Fou
     assert told(found) == [(0, "forward", "posinf", "divide")]
 
 
-def test_a_clean_training_is_as_without_and_says_what_ran(found: Found) -> None:
-    def train(watched: bool) -> list[float]:
+def test_a_clean_training_is_as_without_and_says_what_ran(found):
+    def train(watched):
         model, optimizer = made()
         make = nn.value_and_grad if watched else nn.utils.value_and_grad
         slope = make(model, lambda x, y: (model(x) - y).square().mean())
@@ -107,7 +104,7 @@ def test_a_clean_training_is_as_without_and_says_what_ran(found: Found) -> None:
     assert "nothing went bad in 3 steps" in found.lines()[0]
 
 
-def test_functions_of_functions_are_one_step(found: Found) -> None:
+def test_functions_of_functions_are_one_step(found):
     third = mx.grad(mx.grad(mx.grad(lambda x: x**4)))
     assert third(mx.array(2.0)).item() == 48
     assert mx.vmap(mx.grad(mx.sqrt))(mx.array([1.0, 4.0])).tolist() == [0.5, 0.25]
@@ -115,7 +112,7 @@ def test_functions_of_functions_are_one_step(found: Found) -> None:
     assert len(tracker.history) == 1
 
 
-def test_what_a_library_compiles_for_its_layers_is_no_step(found: Found) -> None:
+def test_what_a_library_compiles_for_its_layers_is_no_step(found):
     room = {"mx": mx, "__name__": "m"}
     text, file = "made = mx.compile(lambda x: x * 2)", f"{sys.prefix}/lib/site-packages/m.py"
     exec(compile(text, file, "exec"), room)
@@ -123,7 +120,7 @@ def test_what_a_library_compiles_for_its_layers_is_no_step(found: Found) -> None
     assert not mine(found)
 
 
-def test_a_weight_written_between_compiled_steps_is_not_put_to_the_optimizer(found: Found) -> None:
+def test_a_weight_written_between_compiled_steps_is_not_put_to_the_optimizer(found):
     model, optimizer = made()
     step = compiled(model, optimizer)
     for number in range(4):
@@ -144,7 +141,7 @@ def test_a_weight_written_between_compiled_steps_is_not_put_to_the_optimizer(fou
         ("[mx.log(x).item()]", "a number was NaN as it was read, at script.py:3"),
     ],
 )
-def test_eager_code_is_named_and_what_it_lost_counts(line: str, harm: str, tmp_path: Path) -> None:
+def test_eager_code_is_named_and_what_it_lost_counts(line, harm, tmp_path):
     path = tmp_path / "script.py"
     path.write_text(f"import mlx.core as mx\nx = mx.array([-1.0])\n{line}\n")
     run = [sys.executable, "-m", "anynan", "run", "--fail", str(path)]

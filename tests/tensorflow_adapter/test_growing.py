@@ -63,13 +63,13 @@ def test_weights_that_only_an_object_holds_are_read():
 
 
 @pytest.mark.tier(2)
-def test_rows_that_run_out_in_the_second_trace_of_a_function_break_nothing() -> None:
+def test_rows_that_run_out_in_the_second_trace_of_a_function_break_nothing():
     """What makes variables, as an optimizer does, is traced twice, the second time without any."""
     net = keras.Sequential([keras.Input((4,)), *(keras.layers.Dense(4) for _ in range(20))])
     optimizer = keras.optimizers.Adam()
 
     @tf.function
-    def train(x: tf.Tensor) -> None:
+    def train(x):
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(net(x) ** 2)
         weights = net.trainable_variables

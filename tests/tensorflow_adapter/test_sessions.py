@@ -2,9 +2,7 @@
 
 import gc
 import weakref
-from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +19,7 @@ X, Y = np.arange(6.0).reshape(2, 3) / 6, np.eye(2)
 
 
 @contextmanager
-def graph(*, watched: bool = True) -> Iterator[_everywhere.Found]:
+def graph(*, watched=True):
     """Make a graph of the old kind, and watch what is run of it."""
     found = _everywhere.Found()
     with tf.Graph().as_default():
@@ -32,14 +30,14 @@ def graph(*, watched: bool = True) -> Iterator[_everywhere.Found]:
 
 
 @contextmanager
-def begun() -> Iterator[Any]:
+def begun():
     """Open a session whose variables have their first values."""
     with v1.Session() as session:
         session.run(v1.global_variables_initializer())
         yield session
 
 
-def classify(resource: bool) -> tuple[Any, ...]:
+def classify(resource):
     """Make a classifier whose logarithm meets 0 where the input is large."""
     x, y = v1.placeholder(tf.float32, [None, 3]), v1.placeholder(tf.float32, [None, 2])
     w = v1.get_variable("w", [3, 2], initializer=v1.zeros_initializer(), use_resource=resource)
@@ -48,7 +46,7 @@ def classify(resource: bool) -> tuple[Any, ...]:
     return x, y, loss, v1.train.GradientDescentOptimizer(0.1).minimize(loss)
 
 
-def ran(scales: list[float], *, resource: bool = False, watched: bool = True) -> tuple[Any, ...]:
+def ran(scales, *, resource=False, watched=True):
     with graph(watched=watched) as found:
         x, y, loss, train = classify(resource)
         with begun() as session:
@@ -58,7 +56,7 @@ def ran(scales: list[float], *, resource: bool = False, watched: bool = True) ->
 
 
 @pytest.mark.parametrize("resource", [False, True])
-def test_a_run_that_updates_weights_names_operation_and_line(resource: bool) -> None:
+def test_a_run_that_updates_weights_names_operation_and_line(resource):
     out, found = ran([1.0, 1.0, 1e4], resource=resource)
     assert not np.isfinite(out[2])
     (event,) = found.events
@@ -68,13 +66,13 @@ def test_a_run_that_updates_weights_names_operation_and_line(resource: bool) -> 
     assert event.operation.inputs[0].min == 0
 
 
-def test_a_clean_program_gives_the_same_numbers_and_no_word() -> None:
+def test_a_clean_program_gives_the_same_numbers_and_no_word():
     out, found = ran([1.0] * 4)
     assert out == ran([1.0] * 4, watched=False)[0]
     assert found.events == []
 
 
-def test_a_run_without_an_update_is_a_step_and_one_without_numbers_is_none() -> None:
+def test_a_run_without_an_update_is_a_step_and_one_without_numbers_is_none():
     with graph() as found:
         x = v1.placeholder(tf.float32, [])
         root, parts = tf.sqrt(x), [tf.argmax([1, 2])]
@@ -89,7 +87,7 @@ def test_a_run_without_an_update_is_a_step_and_one_without_numbers_is_none() -> 
 
 
 @pytest.mark.parametrize("asked", [["train"], ["train", "loss"], ["loss", "train", "slope"]])
-def test_a_gradient_that_is_bad_is_read_where_the_loss_is_finite(asked: list[str]) -> None:
+def test_a_gradient_that_is_bad_is_read_where_the_loss_is_finite(asked):
     with graph() as found:
         w = v1.get_variable("w", initializer=[1.0, 0.0], use_resource=False)
         loss = tf.math.log(w)[0]  # the slope of what is left out
@@ -104,9 +102,9 @@ def test_a_gradient_that_is_bad_is_read_where_the_loss_is_finite(asked: list[str
     assert event.operation.source.line == line(__file__, "the slope of what is left out")
 
 
-def test_the_second_run_is_given_what_the_first_one_drew() -> None:
-    def drawn(watched: bool) -> tuple[list[float], Any]:
-        out: list[float] = []
+def test_the_second_run_is_given_what_the_first_one_drew():
+    def drawn(watched):
+        out = []
         with graph(watched=watched) as found, v1.Session() as session:
             share = tf.reduce_max(tf.nn.dropout(tf.ones(4), rate=0.5))
             score = share * tf.math.log(share)
@@ -120,8 +118,8 @@ def test_the_second_run_is_given_what_the_first_one_drew() -> None:
     assert (event.operation.name, event.notes) == ("log", ())
 
 
-def test_a_run_that_cannot_be_watched_is_as_it_is_and_that_is_said(monkeypatch: Any) -> None:
-    def refuses(*_: object) -> None:
+def test_a_run_that_cannot_be_watched_is_as_it_is_and_that_is_said(monkeypatch):
+    def refuses(*_):
         raise ValueError("a graph of another kind")
 
     monkeypatch.setattr(runs, "Part", refuses)
@@ -131,7 +129,7 @@ def test_a_run_that_cannot_be_watched_is_as_it_is_and_that_is_said(monkeypatch: 
     assert any(said in text for text in found.lines())
 
 
-def test_graphs_that_are_gone_are_not_kept() -> None:
+def test_graphs_that_are_gone_are_not_kept():
     end, graphs = watch_all(Options(action="record"), _everywhere.Found()), []
     for _ in range(4):
         with tf.Graph().as_default() as made:
