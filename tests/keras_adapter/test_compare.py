@@ -1,19 +1,11 @@
 """Where a PyTorch port parts from a Keras model, and one Keras model from another."""
 
-
 import keras
 import numpy as np
 import pytest
 
 import anynan
-from tests.keras_backends.compare_checks import (  # noqa: F401
-    test_a_choice_that_differs_ends_the_comparison_or_is_followed,
-    test_a_draw_that_differs_ends_the_comparison_or_is_followed,
-    test_a_layers_wrong_eps_and_wrong_weight_are_named,
-    test_a_wrong_gradient_is_found_where_the_forward_pass_agrees,
-    test_both_sides_begin_with_the_same_draws_and_nothing_is_changed,
-    test_masks_stay_on_their_tensors,
-)
+from tests.keras_backends.compare_checks import *  # noqa: F403
 
 pytestmark = pytest.mark.tier(2)
 

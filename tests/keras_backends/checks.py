@@ -47,8 +47,7 @@ def same(one, other):
 
 @pytest.mark.parametrize("kind", models.KINDS)
 def test_fit_reads_every_layer_and_a_forward_fault_is_found(kind):
-    model = compiled(Log(name="inner"), kind)
-    positive(model)
+    model = positive(compiled(Log(name="inner"), kind))
     tracker = anynan.keras.track(model)
     model.fit(*data(), batch_size=4, epochs=2, verbose=0)
     assert layers(tracker, "forward") == set(LAYERS)
@@ -75,8 +74,7 @@ def test_fit_reads_every_layer_and_a_forward_fault_is_found(kind):
 
 
 def test_backward_fault_is_found_in_fit():
-    model = compiled(Root(name="inner"))
-    zero(model)
+    model = zero(compiled(Root(name="inner")))
     anynan.keras.track(model)
     before = model.get_weights()
     event = failure(model.fit, *data(), verbose=0)
@@ -87,8 +85,7 @@ def test_backward_fault_is_found_in_fit():
 
 
 def test_being_built_into_another_model_is_no_step():
-    base = models.functional(Log(name="inner"))
-    zero(base)
+    base = zero(models.functional(Log(name="inner")))
     tracker = anynan.keras.track(base)
     inputs = keras.Input((4,))
     keras.Model(inputs, keras.layers.Dense(2)(base(inputs)))
@@ -102,8 +99,7 @@ def test_statistics_that_the_failing_call_spoils_are_not_to_blame():
     inner = keras.Sequential(
         [keras.layers.ReLU(), Log(name="log"), keras.layers.BatchNormalization(name="bn")]
     )
-    model = compiled(inner)
-    zero(model)
+    model = zero(compiled(inner))
     anynan.keras.track(model)
     event = failure(model.fit, *data(), verbose=0)
     assert (event.phase, event.step, event.parameter) == ("forward", 0, None)
@@ -129,19 +125,12 @@ def test_run_tells_an_operation_once_with_the_line_that_wrote_it():
 
 
 def test_run_names_the_line_that_made_a_layer_for_its_activation():
-    class Own(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.first = keras.layers.Dense(3, activation=keras.ops.log)  # bad activation
-
-        def call(self, x):
-            return self.first(x)
-
     def run():
-        model = Own()
+        layer = keras.layers.Dense(3, activation=keras.ops.log)  # bad activation
+        model = keras.Sequential([layer])
         model.compile("sgd", "mse")
         model.fit(*data(), verbose=0)
-        assert model.first.activation is keras.ops.log
+        assert layer.activation is keras.ops.log
 
     event = watched(run).bad()[0]
     assert event.operation.source.line == line(__file__, "bad activation")
@@ -192,8 +181,7 @@ def test_step_of_ones_own_that_never_asks_for_the_loss():
 
 @pytest.mark.parametrize("what", ["evaluate", "predict", "train_on_batch", "call"])
 def test_the_other_ways_are_watched(what):
-    model = compiled(Log(name="inner"))
-    positive(model)
+    model = positive(compiled(Log(name="inner")))
     x, y = data()
 
     def run():
@@ -223,50 +211,35 @@ def no_gradients():
     return pytest.importorskip("torch").no_grad() if BACKEND == "torch" else nullcontext()
 
 
-def train(action):
+def trained(prepare, action):
+    """Train with layers that draw and count, and give what came of it."""
     keras.utils.set_random_seed(3)
-    dense, norm = keras.layers.Dense, keras.layers.BatchNormalization()
-    hidden = [dense(8, activation="gelu"), norm, keras.layers.Dropout(0.5)]
-    model = keras.Sequential([keras.Input((4,)), *hidden, dense(3, activation="softmax")])
+    x = inputs = keras.Input((4,))
+    x = keras.layers.BatchNormalization()(keras.layers.Dropout(0.5)(x))
+    x = models.Block(Root(name="inner"), name="block")(x)
+    model = prepare(keras.Model(inputs, keras.layers.Dense(1, activation="gelu")(x)))
     optimizer = keras.optimizers.SGD(0.01, momentum=0.9)  # with a state of its own
-    model.compile(optimizer, "sparse_categorical_crossentropy")
-    tracker = None if action is None else anynan.keras.track(model, action=action)
-    x = np.random.default_rng(0).normal(size=(12, 4)).astype("float32")
-    history = model.fit(x, np.arange(12) % 3, batch_size=4, epochs=2, verbose=0).history
+    model.compile(optimizer, "mse", metrics=["mae"])
+    kept = anynan.Advanced(keep_inputs=BACKEND == "jax")
+    tracker = action and anynan.keras.track(model, action=action, advanced=kept)
+    losses = model.fit(*data(12), batch_size=4, epochs=2, verbose=0).history
     if tracker:
         tracker.remove()
-    return [*model.get_weights(), history["loss"]]
+    return [*model.get_weights(), losses["loss"], losses["mae"]], tracker
 
 
-def test_training_is_the_same_with_tracking():
-    plain = train(None)
-    for action in ("raise",) if BACKEND == "jax" else ("raise", "record"):
-        same(plain, train(action))
-
-
-def test_record_does_what_would_have_happened():
-    def run(action):
-        keras.utils.set_random_seed(3)
-        x = inputs = keras.Input((4,))
-        if BACKEND == "torch":  # its replay runs these again, and must leave their state
-            x = keras.layers.BatchNormalization()(keras.layers.Dropout(0.5)(x))
-        x = models.Block(Root(name="inner"), name="block")(x)
-        model = keras.Model(inputs, keras.layers.Dense(1, name="last")(x))
-        model.compile(keras.optimizers.SGD(0.01, momentum=0.9), "mse", metrics=["mae"])
-        zero(model)
-        kept = anynan.Advanced(keep_inputs=BACKEND == "jax")
-        tracker = action and anynan.keras.track(model, action=action, advanced=kept)
-        losses = model.fit(*data(), batch_size=4, verbose=0, shuffle=False).history
-        return [*model.get_weights(), losses["loss"], losses["mae"]], tracker
-
-    found, tracker = run("record")
-    same(found, run(None)[0])
-    assert (tracker.events[0].layer, tracker.events[0].operation.name) == ("block.inner", "sqrt")
+@pytest.mark.parametrize(
+    ("prepare", "action"), [(positive, "raise"), (positive, "record"), (zero, "record")]
+)
+def test_training_is_the_same_with_tracking(prepare, action):
+    found, tracker = trained(prepare, action)
+    same(found, trained(prepare, None)[0])
+    events = [(event.layer, event.operation.name) for event in tracker.events]
+    assert events[:1] == ([("block.inner", "sqrt")] if prepare is zero else [])
 
 
 def test_skip_drops_the_update_and_goes_on():
-    model = compiled(Root(name="inner"))
-    zero(model)
+    model = zero(compiled(Root(name="inner")))
     before = model.get_weights()
     with anynan.keras.track(model, action="skip") as tracker:
         with pytest.warns(anynan.AnynanWarning, match="the update of this step is dropped"):
@@ -381,10 +354,10 @@ def changed():
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation")  # Keras's own, in deepcopy
 def test_remove_leaves_nothing_and_copies_are_not_tracked(tmp_path):
-    before = changed()
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, name="first")])
     model.compile("sgd", "mse")
     model.fit(*data(), verbose=0)
+    before = changed()  # with what Keras itself adds as it first runs
     held = {name: model.__dict__[name] for name in ("train_function", "test_function")}
     tracker = anynan.keras.track(model)
     assert changed() != before
@@ -404,8 +377,7 @@ def test_remove_leaves_nothing_and_copies_are_not_tracked(tmp_path):
 
 
 def test_nothing_is_kept_alive():
-    model = compiled(Root(name="inner"))
-    positive(model)
+    model = positive(compiled(Root(name="inner")))
     anynan.keras.track(model)
     if BACKEND == "torch":
         model.fit(*data(), verbose=0)
@@ -439,8 +411,7 @@ WHERE = "epoch 2, batch 3 of fit"
 
 @pytest.mark.parametrize("action", ["stop", "raise"])
 def test_monitor(action):
-    model = compiled(Root(name="inner"))
-    positive(model)
+    model = positive(compiled(Root(name="inner")))
     monitor, spoil = anynan.keras.Monitor(action=action), Spoil()
     x, y = np.ones((8, 4), "float32"), np.ones((8, 1), "float32")
 

@@ -79,12 +79,14 @@ def dense(model):
 
 def positive(model):
     """Give the dense layer before the fault weights for which nothing goes wrong."""
-    dense(model).set_weights([np.full((4, 4), 0.2, "float32"), np.full(4, 0.1, "float32")])
+    dense(model).set_weights([np.full((4, 4), 0.2, "float32"), np.full(4, 4, "float32")])
+    return model
 
 
 def zero(model):
     """Make that layer give zeros."""
     dense(model).set_weights([np.zeros((4, 4), "float32"), np.zeros(4, "float32")])
+    return model
 
 
 def line(file, mark):

@@ -50,8 +50,7 @@ def test_a_loss_that_a_layer_added_is_still_there_after_a_second_run():
 
 @pytest.mark.parametrize("kind", ["keras", "torch"])
 def test_loop_of_ones_own(kind):
-    model = models.functional(Root(name="inner"))
-    positive(model)
+    model = positive(models.functional(Root(name="inner")))
     step = loop(model, kind)
     tracker = anynan.torch.track(model)  # hands it to the part that knows Keras
     for _ in range(3):
@@ -68,8 +67,7 @@ def test_loop_of_ones_own(kind):
 
 
 def test_loop_that_nobody_tracks_names_the_operation_inside_a_layer():
-    model = models.functional(Log(name="inner"))
-    zero(model)
+    model = zero(models.functional(Log(name="inner")))
     event = watched(lambda: loop(model, "torch")()).bad()[0]
     assert (event.layer, event.operation.name) == ("block.inner", "log")
     assert event.operation.source.line == line(models.__file__, "bad log")
