@@ -12,20 +12,8 @@ pytestmark = pytest.mark.tier(2)
 demo = pytest.importorskip("anynan.jax.demo")
 
 FOUND = {
-    "where": (
-        None,
-        "backward",
-        "sqrt",
-        "where_gradient_trap",
-        "size = jnp.where(real, jnp.sqrt(square), 0.0)",
-    ),
-    "mask": (
-        "block_0.attention",
-        "forward",
-        "softmax",
-        "softmax_fully_masked",
-        "weights = jax.nn.softmax(scores, axis=-1)",
-    ),
+    "where": (None, "backward", "where_gradient_trap", "sqrt", "size = jnp.where(real,"),
+    "mask": ("block_0.attention", "forward", "softmax_fully_masked", "softmax", "weights = jax"),
 }
 
 
@@ -40,11 +28,10 @@ def test_a_bug_is_named(bug):
     with pytest.raises(anynan.NonFiniteError) as caught:
         for step in (0, 39):
             *state, _ = tracked(*state, *demo.batch(text, step))
-    event = caught.value.event
-    operation = event.operation
-    found = (event.layer, event.phase, operation.name, event.cause.tag, operation.source.text)
-    assert found == FOUND[bug]
-    assert not is_library(operation.source.file)
+    event, *expected, text = caught.value.event, *FOUND[bug]
+    assert [event.layer, event.phase, event.cause.tag, event.operation.name] == expected
+    assert event.operation.source.text.startswith(text)
+    assert not is_library(event.operation.source.file)
 
 
 @pytest.mark.long

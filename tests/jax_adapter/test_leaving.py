@@ -19,6 +19,13 @@ def raised(run):
     return caught.value
 
 
+def ended(found, said, run):
+    """End the watched program with an exception."""
+    with pytest.raises(Exception, match=said) as caught:
+        run()
+    found.ended_by = caught.value
+
+
 def look(x):
     if not np.isfinite(x).all():
         raise ValueError("not finite")
@@ -214,9 +221,7 @@ def test_an_exception_of_a_function_that_a_library_called_names_what_it_computed
     scope = {"jnp": jnp, "kernel": kernel, "Data": Data, "checked": library["checked"]}
     exec(compile(path.read_text(), str(path), "exec"), scope)
     with watching(action) as found:
-        with pytest.raises(ValueError, match="invalid scale") as caught:
-            library["sampled"](scope["model"], jnp.full(2, 2.0))
-        found.ended_by = caught.value
+        ended(found, "invalid scale", lambda: library["sampled"](scope["model"], jnp.full(2, 2.0)))
     (event,) = found.bad()
     assert (event.operation.name, event.operation.source.text) == (name, text)
     assert event.cause.tag != "unknown"
@@ -231,9 +236,8 @@ def test_an_exception_that_comes_of_no_number_is_left_alone(way, library):
     calls = []
     with watching() as found:
         before = found.added  # TensorFlow's watcher, where it is imported
-        with pytest.raises(TypeError, match="dot_general") as caught:
-            library["sampled"](library[way](model) if way != "sampled" else model, jnp.ones(3))
-        found.ended_by = caught.value
+        run = library[way](model) if way != "sampled" else model
+        ended(found, "dot_general", lambda: library["sampled"](run, jnp.ones(3)))
     assert (len(calls), found.events, found.harms, found.added) == (1, [], [], before)
 
 
@@ -244,9 +248,7 @@ def test_what_a_function_computed_that_has_returned_is_told_and_not_called_again
 
     calls = []
     with watching() as found:
-        with pytest.raises(ValueError, match="invalid scale") as caught:
-            library["checked"](alone(jnp.ones(2)))
-        found.ended_by = caught.value
+        ended(found, "invalid scale", lambda: library["checked"](alone(jnp.ones(2))))
     assert len(calls) == 1
     (event,) = found.bad()
     assert event.operation.source.text == "return jnp.log(-x)"

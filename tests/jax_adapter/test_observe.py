@@ -1,6 +1,5 @@
 """A JAX program operation by operation, what breaks first in half precision, and a hunt."""
 
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp

@@ -4,7 +4,6 @@ Either costs what is inside that one equation, with a note. The equations are ma
 own: a primitive of that name, with its parameters.
 """
 
-
 import jax
 import jax.numpy as jnp
 import pytest

@@ -87,17 +87,6 @@ def test_the_program_of_a_function_is_the_users_own_and_can_be_exported(found):
     assert "what you compile by <lambda>.lower(...).compile()" in line
 
 
-def test_it_works_under_the_programs_own_transformations(found):
-    inner = jax.jit(loss)
-    jax.grad(inner)(jnp.ones(3), -BAD)
-    jax.vmap(inner, in_axes=(None, 0))(jnp.ones(3), jnp.stack([-BAD, -BAD]))
-    assert inner.lower(jnp.ones(3), BAD).compile() is not None
-    assert inner.__name__ == "loss"
-    assert found.bad() == []
-    jax.grad(inner)(jnp.ones(3), BAD)
-    assert found.bad()
-
-
 def test_the_users_own_tracker_owns_what_it_calls(found):
     step = anynan.jax.track(jax.jit(update), action="record")
     step(jnp.ones(3), BAD)

@@ -20,8 +20,7 @@ from tests.keras_backends.cost_checks import (  # noqa: F401
 
 
 def train(*callbacks):
-    model = compiled(models.functional(Root(name="inner")), jit_compile=False)
-    positive(model)
+    model = positive(compiled(models.functional(Root(name="inner")), jit_compile=False))
     x, y = np.ones((8, 4)), np.ones((8, 1))
     spoil = Spoil()
     model.fit(x, y, batch_size=2, epochs=3, verbose=0, callbacks=[spoil, *callbacks])

@@ -27,8 +27,7 @@ def found():
 
 
 def test_fit_is_watched(found):
-    model = compiled(models.functional(Root(name="inner")), jit_compile=False)
-    positive(model)
+    model = positive(compiled(models.functional(Root(name="inner")), jit_compile=False))
     model.fit(X, Y, batch_size=4, verbose=0)
     assert found.events == []
     models.zero(model)
@@ -41,16 +40,14 @@ def test_fit_is_watched(found):
 
 @pytest.mark.tier(2)
 def test_a_batch_is_watched(found):
-    model = compiled(models.functional(Root(name="inner")), jit_compile=False)
-    models.zero(model)
+    model = models.zero(compiled(models.functional(Root(name="inner")), jit_compile=False))
     model.train_on_batch(X, Y)
     assert found.bad()[0].layer == "block.inner"
 
 
 @pytest.mark.tier(2)
 def test_a_monitor_takes_over(found):
-    model = compiled(models.functional(Root(name="inner")), jit_compile=False)
-    models.zero(model)
+    model = models.zero(compiled(models.functional(Root(name="inner")), jit_compile=False))
     monitor = anynan.keras.Monitor()
     with pytest.warns(anynan.AnynanWarning, match="the slope of a square root at 0 is infinite"):
         model.fit(X, Y, batch_size=4, verbose=0, callbacks=[monitor])

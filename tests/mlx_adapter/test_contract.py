@@ -1,6 +1,5 @@
 """The vows of an adapter, kept by MLX's."""
 
-
 import numpy as np
 import pytest
 

@@ -1,6 +1,5 @@
 """One run of MLX, operation by operation, and the hunt that is built on it."""
 
-
 import numpy as np
 import pytest
 

@@ -32,8 +32,7 @@ def loop(model, way, optimizer):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_loop_of_ones_own(way):
-    model = models.functional(Root(name="inner"))
-    positive(model)
+    model = positive(models.functional(Root(name="inner")))
     step = loop(model, way, keras.optimizers.SGD(0.01))
     x, y = data()
     tracker = anynan.tensorflow.track(model)
@@ -53,8 +52,7 @@ def test_loop_of_ones_own(way):
 
 
 def test_one_write_for_each_phase_and_one_read_for_each_step(monkeypatch):
-    model = models.functional(Root(name="inner"))
-    positive(model)
+    model = positive(models.functional(Root(name="inner")))
     step = loop(model, "graph", keras.optimizers.SGD(0.01))
     x, y = (tf.constant(part) for part in data())
     with anynan.keras.track(model) as tracker:

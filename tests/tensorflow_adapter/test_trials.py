@@ -83,8 +83,7 @@ def test_nothing_is_claimed_of_code_that_has_changed_since_it_was_traced():
 
 @pytest.mark.parametrize("how", [{"jit_compile": False}, {"run_eagerly": True}, {}])
 def test_in_fit(how):
-    model = models.compiled(models.functional(models.Log()), **how)
-    models.zero(model)
+    model = models.zero(models.compiled(models.functional(models.Log()), **how))
     weights = [w.copy() for w in model.get_weights()]
     with anynan.keras.track(model):
         event = failing(lambda: model.fit(*models.data(), verbose=0))
