@@ -8,7 +8,7 @@ from mlx import nn
 
 import anynan
 from tests.backends import Backend, Space
-from tests.conformance.recipes_operations import StepRecipe
+from tests.conformance.recipes_operations import StepRecipe, layered
 from tests.flat import split
 
 # Whether they differ in more than when a value is read.
@@ -48,26 +48,6 @@ class Ops:
         return getattr(self._space.xp, name)
 
 
-class Layer(nn.Module):
-    """Compute something; where there is a weight, of what it multiplies."""
-
-    def __init__(self, call: Any, weight: Any = None) -> None:
-        super().__init__()
-        self.call, self.weight = call, weight
-
-    def __call__(self, x: Any) -> Any:
-        return self.call(x if self.weight is None else x * self.weight)
-
-
-class Net(nn.Module):
-    def __init__(self, *layers: Any) -> None:
-        super().__init__()
-        self.scale, self.body, self.after = layers
-
-    def __call__(self, x: Any) -> Any:
-        return self.after(self.body(self.scale(x)))
-
-
 class Program:
     """A step over three layers, tracked."""
 
@@ -76,11 +56,7 @@ class Program:
     ) -> None:
         self.space, self.dtype = space, recipe.dtype
         ops = Ops(space)
-        net = self.net = Net(
-            Layer(lambda x: x, space.array([1.0], recipe.dtype)),
-            Layer(functools.partial(recipe.body, ops)),
-            Layer(functools.partial(recipe.after, ops)),
-        )
+        net = self.net = layered(nn.Module, recipe, ops, space.array([1.0], recipe.dtype))
         gradients = nn.value_and_grad(net, lambda x: recipe.loss(ops, net(x)))
 
         def step(x: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 import anynan
 from tests.backends import Backend, Space
-from tests.conformance.recipes_operations import StepRecipe
+from tests.conformance.recipes_operations import StepRecipe, layered
 from tests.flat import split
 
 # What is varied: how the step is compiled, and the options of ``track``.
@@ -63,30 +63,10 @@ class Program:
     ) -> None:
         import tensorflow as tf
 
-        class Layer(tf.Module):
-            def __init__(self, call: Any, weight: Any = None) -> None:
-                super().__init__()
-                self.call, self.weight = call, weight
-
-            def __call__(self, x: Any) -> Any:
-                return self.call(x if self.weight is None else x * self.weight)
-
-        class Net(tf.Module):
-            def __init__(self, *layers: Any) -> None:
-                super().__init__()
-                self.scale, self.body, self.after = layers
-
-            def __call__(self, x: Any) -> Any:
-                return self.after(self.body(self.scale(x)))
-
         ops = Ops(tf)
         self.space, self.dtype = space, recipe.dtype
         self.weight = tf.Variable(space.array([1.0], recipe.dtype))
-        net = Net(
-            Layer(lambda x: x, self.weight),
-            Layer(functools.partial(recipe.body, ops)),
-            Layer(functools.partial(recipe.after, ops)),
-        )
+        net = layered(tf.Module, recipe, ops, self.weight)
 
         def step(x: Any) -> Any:
             with tf.GradientTape() as tape:

@@ -7,6 +7,7 @@ last axis), ``stop_gradient``, and ``array(values)``, which makes a constant. Th
 ends in ``# bad``. How a program is built and tracked is each backend's own: ``builders_torch``.
 """
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -68,6 +69,30 @@ class StepRecipe:
     def culprit(self) -> Callable[[Any, Any], Any]:
         """Give the function that holds the line at fault."""
         return self.loss if self.phase == "loss" else self.body
+
+
+def layered(base: Any, recipe: StepRecipe, ops: Any, weight: Any) -> Any:
+    """Make a program's model of a framework's own class of layers, which are called."""
+
+    class Layer(base):
+        def __init__(self, call: Any, weight: Any = None) -> None:
+            super().__init__()
+            self.call, self.weight = call, weight
+
+        def __call__(self, x: Any) -> Any:
+            return self.call(x if self.weight is None else x * self.weight)
+
+    class Net(base):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = Layer(lambda x: x, weight)
+            self.body = Layer(functools.partial(recipe.body, ops))
+            self.after = Layer(functools.partial(recipe.after, ops))
+
+        def __call__(self, x: Any) -> Any:
+            return self.after(self.body(self.scale(x)))
+
+    return Net()
 
 
 # What goes wrong.

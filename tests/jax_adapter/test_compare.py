@@ -54,12 +54,6 @@ def test_a_layers_own_arithmetic_is_named_with_its_line(params):
     assert "h = h * self.scale" in str(found)
 
 
-def test_a_lower_precision_is_rounding(params):
-    half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
-    found = anynan.compare(port(params), lambda x: Net().apply(half, x.astype(jnp.bfloat16)), X)
-    assert found.place is None, str(found)
-
-
 def linear(held):
     """Make PyTorch's layer of the weights of a dense one."""
     torch = pytest.importorskip("torch")

@@ -85,8 +85,7 @@ def test_a_callback_that_feeds_data(layer):
     (event,) = tracked.events
     assert (event.kind, event.operation) == ("nan", None)
     assert any("the second run saw other values than the first" in note for note in event.notes)
-    assert event.cause.tag == "unknown"
-    assert event.layer == layer
+    assert (event.cause.tag, event.layer) == ("unknown", layer)
 
 
 def test_a_pure_callback_that_is_called_again_is_said():

@@ -73,10 +73,6 @@ ENDS = jnp.array([1.0, 0.0])
 MINUS = jnp.array([1.0, -1.0])
 
 
-def trapped(fn, *args):
-    return event_of(fn, *args)[0]
-
-
 UNUSED = {
     "log": (jax.grad(lambda x: jnp.log(x).sum()), (ENDS,), "log_of_zero"),
     "hessian": (jax.hessian(lambda x: (x**2.5).sum()), (MINUS,), "power_domain"),
@@ -99,7 +95,7 @@ UNUSED = {
 @pytest.mark.parametrize("name", UNUSED)
 def test_a_value_that_nobody_took_has_its_forward_cause(name):
     fn, args, tag = UNUSED[name]
-    cause = trapped(fn, *args).cause
+    cause = failure(anynan.jax.track(fn), *args).cause
     assert cause.tag == tag
     assert "hidden" not in cause.evidence
 
@@ -116,7 +112,7 @@ STEPS = {"grad": jax.grad, "update": lambda fn: lambda w: w - 0.1 * jax.grad(fn)
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("name", HIDDEN)
 def test_a_value_that_was_masked_is_a_trap(name, step):
-    cause = trapped(STEPS[step](HIDDEN[name]), ENDS).cause
+    cause = failure(anynan.jax.track(STEPS[step](HIDDEN[name])), ENDS).cause
     assert cause.tag == "where_gradient_trap"
     assert f"hidden again by {name}" in cause.evidence or "is exactly 0" in cause.evidence
 
@@ -135,5 +131,5 @@ def test_what_a_step_returns_bad_was_not_hidden_in_it():
         return w - jax.lax.pmean(slope, "d"), jax.lax.pmean(value, "d")
 
     whole = jax.shard_map(step, mesh=mesh, in_specs=(spec(), spec("d")), out_specs=(spec(), spec()))
-    event = trapped(whole, jnp.ones((4, 2)), jnp.ones((4, 4)))
+    event = failure(anynan.jax.track(whole), jnp.ones((4, 2)), jnp.ones((4, 4)))
     assert (event.operation.name, event.cause.tag) == ("divide", "divide_by_zero")

@@ -22,16 +22,14 @@ def test_branches_that_are_added_up_give_the_same(eagerly):
         keras.backend.clear_session()
         keras.utils.set_random_seed(1)
         inputs = keras.Input((6,))
-        trunk = keras.layers.Dense(6)(inputs)
-        branches = [
-            keras.layers.Dense(1)(keras.layers.Dense(4, activation="tanh")(trunk)) for _ in range(2)
-        ]
+        trunk, dense = keras.layers.Dense(6)(inputs), keras.layers.Dense
+        branches = [dense(1)(dense(4, activation="tanh")(trunk)) for _ in range(2)]
         model = keras.Model(inputs, keras.layers.Average()(branches))
         model.compile("sgd", "mse", jit_compile=False, run_eagerly=eagerly)
         if track:
             anynan.keras.track(model)
         x = np.random.default_rng(0).normal(size=(8, 6)).astype("float32")
-        model.fit(x, np.ones((8, 1), "float32"), batch_size=2, epochs=2, shuffle=False, verbose=0)
+        model.fit(x, np.ones((8, 1)), batch_size=2, epochs=2, shuffle=False, verbose=0)
         return model.get_weights()
 
     # Optimized, it regroups the sum of values that nobody reads.
@@ -79,8 +77,7 @@ def test_shared_layers_and_several_inputs_and_outputs():
     tracker.remove()
     with anynan.keras.track(model, policy=anynan.Policy(neginf="bad")):
         event = failure(model.predict, [one, bad], verbose=0)
-        assert event.layer == "lg"
-        assert event.operation.name == "log"
+        assert (event.layer, event.operation.name) == ("lg", "log")
 
 
 def test_two_replicas():

@@ -38,8 +38,7 @@ def test_what_a_fixed_run_counts_draws_and_keeps_is_put_back():
         step(tf.ones(2))
         if tracked:
             (event,) = step.events
-            assert event.operation.name == "divide"
-            assert event.tried.outcome == "finite"
+            assert (event.operation.name, event.tried.outcome) == ("divide", "finite")
             step.remove()
         return counts, noise.tolist(), seen, random.random(), np.random.rand()  # noqa: NPY002
 

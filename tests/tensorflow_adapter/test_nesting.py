@@ -112,8 +112,7 @@ def maps(x):
 )  # fmt: skip
 def test_loops_and_branches_of_a_graph_are_looked_into(step, mark):
     event = failure(anynan.tensorflow.track(tf.function(step)), tf.constant([0.5, -2.0, 3.0]))
-    assert event.operation.name == "log"
-    assert event.operation.source.line == line(__file__, mark)
+    assert (event.operation.name, event.operation.source.line) == ("log", line(__file__, mark))
 
 
 def test_a_late_turn_of_a_long_loop_is_looked_into_with_the_weights_that_the_step_began_with():
