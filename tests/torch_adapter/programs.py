@@ -23,19 +23,15 @@ class Program:
         self.optimizer = self.update()
 
     def build(self) -> Any:
-        """Make the model around the fault."""
         return Body(self.fault)
 
     def update(self) -> torch.optim.Optimizer:
-        """Make the optimizer."""
         return torch.optim.AdamW(self.model.parameters(), lr=0.01)
 
     def batch(self) -> Tensor:
-        """Draw a batch."""
         return torch.randn(3, 4)
 
     def step(self) -> Tensor:
-        """Train once."""
         self.optimizer.zero_grad()
         loss = self.passes()
         self.clip()
@@ -43,7 +39,6 @@ class Program:
         return loss
 
     def passes(self) -> Tensor:
-        """Run forward and backward."""
         loss = self.model(self.batch()).square().mean()
         loss.backward()
         return loss
@@ -52,11 +47,9 @@ class Program:
         """Change the gradients before the update."""
 
     def models(self) -> list[nn.Module]:
-        """List every model."""
         return [self.model]
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        """List every optimizer."""
         return [self.optimizer]
 
     def arm(self, how: str | None) -> None:
@@ -73,8 +66,6 @@ def program(cls: type[Program]) -> type[Program]:
 
 
 class Body(nn.Module):
-    """Two layers around a fault."""
-
     def __init__(self, fault: Fault) -> None:
         super().__init__()
         self.first, self.fault, self.last = nn.Linear(4, 4), fault, nn.Linear(4, 4)
@@ -199,20 +190,6 @@ class ClipNorm(Program):
 class ClipStrict(Program):
     def clip(self) -> None:
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0, error_if_nonfinite=True)
-
-
-class Adapted(nn.Module):
-    """A frozen layer and a low-rank change of it, as peft puts in a layer's place."""
-
-    def __init__(self, base: nn.Linear, fault: Fault) -> None:
-        super().__init__()
-        self.base = base.requires_grad_(False)
-        self.down = nn.Linear(base.in_features, 2, bias=False)
-        self.up = nn.Linear(2, base.out_features, bias=False)
-        self.fault = fault
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.base(x) + self.up(self.fault(self.down(x)))
 
 
 class Cell(nn.Module):

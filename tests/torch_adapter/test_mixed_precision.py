@@ -21,7 +21,6 @@ WIDTH, HEADS, LETTERS, LENGTH = 16, 2, 12, 8
 
 @pytest.fixture(autouse=True)
 def _no_scaler_left() -> Iterator[None]:
-    """Leave no scaler to the next test."""
     yield
     gc.collect()
 

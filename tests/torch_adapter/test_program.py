@@ -57,32 +57,6 @@ def test_a_measure_that_is_bad_and_goes_nowhere_is_no_event(run) -> None:
     assert "1 bad in" not in done.said
 
 
-def test_an_exception_that_names_nan_is_told_its_operation(run) -> None:
-    sample = "torch.distributions.Categorical(logits=logits).sample()"
-    program = f"""
-    import torch
-    model = torch.nn.Linear(4, 2)
-    def act(x):
-        logits = model(x).masked_fill(x[:, :1] > 0.5, float("-inf"))
-        return {sample}
-    act(torch.tensor([[0.9, 0.0, 0.0, 0.0]]))
-    """
-    run(program).fails("in `act`", sample)
-
-
-def test_weights_that_are_bad_as_the_program_ends_count(run) -> None:
-    program = """
-    import torch
-    model = torch.nn.Linear(4, 2)
-    model(torch.ones(2, 4)).sum().backward()
-    for p in model.parameters():
-        p.data.fill_(float("nan"))
-    """
-    done = run(program, "--fail")
-    done.fails("Linear: weight (and 1 more) holds NaN as the program ends")
-    assert done.said.count("holds NaN as the program ends") == 1
-
-
 def test_the_same_fault_again_is_one_event_and_none_of_the_programs_own_trackers(run) -> None:
     done = run(LOOP.format(loss="loss = torch.log(w * 0).sum()", update="loss.backward()"))
     done.tells("6 bad in 6 steps", "6 times")
@@ -145,19 +119,29 @@ def test_a_gradient_of_a_model_that_no_optimizer_updates_is_told_once(run, value
 
 OF_TENSORS = "w = torch.ones(4, 1, requires_grad=True); optimizer = torch.optim.Adam([w])"
 OF_MODEL = "w = torch.nn.Linear(4, 1); optimizer = torch.optim.Adam(w.parameters())"
+SPOILED = "next(iter(optimizer.state.values()))['exp_avg_sq'].fill_(torch.nan)"
+WRITTEN = "for p in w.parameters(): p.data.fill_(torch.nan)"
 
 
-@pytest.mark.parametrize(("weights", "out"), [(OF_TENSORS, "x @ w"), (OF_MODEL, "w(x)")])
-def test_optimizer_state_that_is_bad_as_the_program_ends_counts(run, weights, out) -> None:
+@pytest.mark.parametrize(
+    ("weights", "out", "write", "told"),
+    [
+        (OF_TENSORS, "x @ w", SPOILED, "Adam's exp_avg_sq of w"),
+        (OF_MODEL, "w(x)", SPOILED, "Adam's exp_avg_sq of w"),
+        (OF_MODEL, "w(x)", WRITTEN, "Linear: weight (and 1 more)"),
+    ],
+)
+def test_what_is_bad_as_the_program_ends_counts(run, weights, out, write, told) -> None:
     program = f"""
     import torch
     {weights}
     x = torch.ones(8, 4)
     ({out}).mean().backward(); optimizer.step()
-    next(iter(optimizer.state.values()))["exp_avg_sq"].fill_(torch.nan)
+    {write}
     """
     done = run(program, "--fail")
-    done.fails("Adam's exp_avg_sq of w", "holds NaN as the program ends")
+    done.fails(told)
+    assert done.said.count("holds NaN as the program ends") == 1
     assert "nothing went bad" not in done.said
 
 
@@ -180,12 +164,10 @@ model = Denoiser()
 
 @pytest.mark.parametrize("made", ["log()", "relu().log()"])  # NaN, and -Inf that becomes NaN
 def test_a_part_that_a_method_calls_past_its_trained_model_is_watched(run, made: str) -> None:
-    def sampled(made: str) -> str:
-        sample = "if i % 2: print(float(model.sample().sum()))"
-        return training("model(torch.randn(3, 4))", SAMPLED.format(made=made), sample)
-
-    run(sampled(made), "--fail").fails("op log", f"x = (x - self.inner(x)).{made}")
-    assert run(sampled("mul(1)"), "--fail").status == 0
+    sample = "if i % 2: print(float(model.sample().sum()))"
+    bad = training("model(torch.randn(3, 4))", SAMPLED.format(made=made), sample)
+    run(bad, "--fail").fails("op log", f"x = (x - self.inner(x)).{made}")
+    assert run(bad.replace(made, "mul(1)"), "--fail").status == 0
 
 
 BUFFER = """
@@ -194,26 +176,28 @@ class Schedule(torch.nn.Module):
         super().__init__()
         self.layer = torch.nn.Linear(4, 3)
         alpha = torch.cumprod(torch.linspace(0.999, 0.9, 3), 0)
-        self.register_buffer("scale", torch.sqrt({scale}))
+        {line}
     def forward(self, x):
         return (self.layer(x) * self.scale).mean()
 model = Schedule()
 """
 
 
-def test_a_buffer_that_the_program_computed_bad_names_its_operation(run) -> None:
-    line = 'self.register_buffer("scale", torch.sqrt(0.99 - alpha))'
-    program = training("model(torch.randn(3, 4))", BUFFER.format(scale="0.99 - alpha"))
+ROOT = 'self.register_buffer("scale", torch.sqrt({}))'
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("sqrt", ROOT.format("0.99 - alpha")),
+        ("divide", ROOT.format("alpha") + "; self.layer.weight.data.div_(0)"),
+    ],
+)
+def test_what_a_constructor_makes_bad_names_its_operation_once(run, name: str, line: str) -> None:
+    program = training("model(torch.randn(3, 4))", BUFFER.format(line=line), steps=3)
     done = run(program, "--fail")
-    done.fails("op sqrt", line)
+    done.fails(f"op {name}", line, "1 bad in 3 steps")
     assert "nothing in this run" not in done.said
-
-
-def test_a_weight_that_the_program_spoils_before_it_is_watched_is_told_once(run) -> None:
-    spoils = "self.layer.weight.data.div_(0)"
-    before = BUFFER.format(scale="alpha").replace("alpha = ", f"{spoils}; alpha = ")
-    done = run(training("model(torch.randn(3, 4))", before, steps=3), "--fail")
-    done.fails("op divide", spoils, "layer.weight", "1 bad in 3 steps")
 
 
 COMPILED = """
@@ -236,9 +220,7 @@ def loss_fn(x, *, k):
         pytest.param("log", "x.add_(1)", "outside_the_model", marks=pytest.mark.tier(2)),
     ],  # the last is not run again
 )
-def test_a_compiled_loss_is_told_with_its_line_and_leaves_all_as_it_was(
-    name: str, write: str, wanted: str, tmp_path, run
-) -> None:
+def test_a_compiled_loss_is_told_with_its_line_and_left(name, write, wanted, tmp_path, run):
     loss = "loss_fn(model(torch.ones(5, 4)) * 1, k=float(i != 1))"
     program = training(loss, COMPILED.format(name=name, write=write), steps=3)
     done = run(program + "print(len(calls), scale.grad)")

@@ -28,9 +28,7 @@ def ending(made: str, taken: str) -> str:
 
 
 @pytest.mark.parametrize(("made", "taken", "said"), ENDED)
-def test_what_an_operation_refuses_without_a_word_of_nan_has_its_line(
-    made: str, taken: str, said: str, run
-) -> None:
+def test_what_an_operation_refuses_without_a_word_of_nan_has_its_line(made, taken, said, run):
     done = run(ending(made, taken))
     done.fails(said)
     assert re.search("op (divide|reciprocal)", done.first)

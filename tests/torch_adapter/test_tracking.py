@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributions import Normal
 
 import anynan
 from anynan import AnynanWarning
 from anynan.torch.update import updates
 from tests.failing import failure
 from tests.flat import split
+from tests.torch_adapter.cause_parts import Body
 from tests.torch_adapter.training import Fault, Net, bad, batch, hooks_on, sgd, train
 
 
@@ -136,9 +138,8 @@ def test_pause_leaves_no_hook_and_resume_watches_again() -> None:
 
 @dataclass
 class Answer:
-    logits: torch.Tensor
-    note: str = ""
-    hidden: Any = None
+    note: str
+    hidden: list[torch.Tensor]
 
 
 def model_output(one: torch.Tensor, other: torch.Tensor) -> Any:
@@ -151,29 +152,18 @@ SHAPES: dict[str, tuple[Any, str]] = {
     "tensor": (lambda one, other: other, ""),
     "tuple": (lambda one, other: (one, (None, other)), "[1][1]"),
     "dict": (lambda one, other: {"count": torch.tensor(3), "logits": other}, "['logits']"),
-    "dataclass": (lambda one, other: Answer(one, "text", [one, other]), ".hidden[1]"),
+    "dataclass": (lambda one, other: Answer("text", [one, other]), ".hidden[1]"),
     "model output": (model_output, "['hidden_states'][1]"),
+    "distribution": (lambda one, other: Normal(other, 1.0, validate_args=False), ".loc"),
 }
-
-
-class Shaped(nn.Module):
-    """Return two tensors, the second one bad, inside some container."""
-
-    def __init__(self, make: Any) -> None:
-        super().__init__()
-        self.make, self.scale = make, nn.Parameter(torch.ones(()))
-
-    def forward(self, x: torch.Tensor) -> Any:
-        x = x * self.scale
-        return self.make(x, torch.log(-1 - x.abs()))
 
 
 @pytest.mark.parametrize("kind", SHAPES)
 def test_outputs_of_every_shape(kind: str) -> None:
     make, name = SHAPES[kind]
-    outer = nn.Sequential(Shaped(make))
+    outer = nn.Sequential(Body(lambda x: make(x, torch.log(-1 - x.abs()))))
     anynan.torch.track(outer)
-    event = failure(outer, batch())
+    event = failure(outer, batch().requires_grad_())
     assert (event.layer, event.tensor, event.operation.name) == ("0", f"output{name}", "log")
 
 
@@ -210,10 +200,9 @@ def test_without_gradients(mode: Any, read: Any) -> None:
     with mode():
         model(batch())
         model(batch())
-    assert tracker.history.steps() == [0, 1]
-    model.fault.armed = "forward"
-    with mode():
+        model.fault.armed = "forward"
         event = failure(model, batch())
+    assert tracker.history.steps()[:2] == [0, 1]
     assert (event.layer, event.step, event.operation.name) == ("fault", 2, "log")
     # And outside inference mode again, with the same slots.
     model.fault.armed = None

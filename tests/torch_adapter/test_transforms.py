@@ -48,15 +48,15 @@ def script(model: nn.Module) -> Any:
     return str(program.inlined_graph), program(X)
 
 
-GRAPHS: dict[Callable[[nn.Module], Any], str] = {
-    export: "torch.export",
-    fx: "make_fx",
-    script: "torch.jit.trace",
-}
-
-
-@pytest.mark.parametrize("make", [pytest.param(export, marks=pytest.mark.tier(2)), fx, script])
-def test_a_traced_graph_has_no_check(make: Callable[[nn.Module], Any]) -> None:
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        pytest.param(export, "torch.export", marks=pytest.mark.tier(2)),
+        (fx, "make_fx"),
+        (script, "torch.jit.trace"),
+    ],
+)
+def test_a_traced_graph_has_no_check(make: Callable[[nn.Module], Any], name: str) -> None:
     plain = make(net())
     model = net()
     tracker = anynan.torch.track(model, advanced=anynan.Advanced(read="end"))
@@ -69,7 +69,7 @@ def test_a_traced_graph_has_no_check(make: Callable[[nn.Module], Any]) -> None:
         assert "aminmax" not in traced[0]
         assert_same(plain[1], traced[1])
     (note,) = tracker.notes
-    assert f"not watched inside {GRAPHS[make]}" in note
+    assert f"not watched inside {name}" in note
     assert len([item for item in said if item.category is AnynanWarning]) == 1
     assert note in " ".join(tracker.report().split())
     watches(model, tracker)
@@ -168,10 +168,9 @@ def test_fake_tensors_are_said_once() -> None:
 
 @pytest.mark.parametrize("read", ["immediate", "end"])
 def test_forward_mode_differentiation_is_watched(read: Any) -> None:
+    @forward_ad.dual_level()
     def tangent(model: nn.Module) -> Tensor:
-        with forward_ad.dual_level():
-            out = forward_ad.unpack_dual(model(forward_ad.make_dual(X, X))).tangent
-            return out.detach()
+        return forward_ad.unpack_dual(model(forward_ad.make_dual(X, X))).tangent.detach()
 
     model: Any = net()
     plain = tangent(model)

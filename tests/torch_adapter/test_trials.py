@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 import anynan
 from tests.failing import failure
+from tests.torch_adapter.cause_parts import Body
 
 
 def failing(step: Callable[..., Any], *args: Any, **advanced: Any) -> anynan.Event:
@@ -38,19 +39,11 @@ class Two(nn.Module):
 
 def body_event(function: Callable[[torch.Tensor], torch.Tensor], values: Any) -> anynan.Event:
     """Train a weight of a model once by a function of it."""
-
-    class Body(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.tensor(values))
-
-        def forward(self) -> torch.Tensor:
-            return function(self.weight)
-
-    body = Body()
+    body = Body(function)
+    body.weight = nn.Parameter(torch.tensor(values))
 
     def step() -> torch.Tensor:
-        loss = body().sum()
+        loss = body(body.weight).sum()
         loss.backward()
         return loss
 
@@ -120,11 +113,8 @@ def test_what_only_the_dispatcher_sees_is_repaired(function: Any, repaired: str)
 def test_a_checkpointed_layer_is_repaired_when_it_is_computed_again() -> None:
     fc = nn.Linear(2, 2, bias=False)
 
-    def layer(x: torch.Tensor) -> torch.Tensor:
-        return torch.sqrt(fc(x))
-
     def step(x: torch.Tensor) -> torch.Tensor:
-        loss = checkpoint(layer, x, use_reentrant=False).sum()
+        loss = checkpoint(lambda x: torch.sqrt(fc(x)), x, use_reentrant=False).sum()
         loss.backward()
         return loss
 

@@ -16,13 +16,11 @@ from tests.torch_adapter.training import Fault, bad, stepping
 def test_a_weight_spoiled_by_hand_is_named_with_the_line_that_did_it() -> None:
     net = nn.Linear(2, 1)
 
-    def step(x: Tensor, rate: float) -> Tensor:
-        loss = net(x).square().mean()
-        loss.backward()
+    def step(x: Tensor, rate: float) -> None:
+        net(x).square().mean().backward()
         for p in net.parameters():
             p.data -= rate * p.grad
             p.grad = None
-        return loss.detach()
 
     tracker = anynan.torch.track(step, level="operation")
     tracker(torch.ones(1, 2), 1e-3)
@@ -95,12 +93,9 @@ def test_tensors_outside_of_modules_that_an_optimizer_holds() -> None:
     optimizer = torch.optim.SGD([y], 0.1)
 
     @anynan.torch.track
-    def step() -> Tensor:
-        optimizer.zero_grad()
-        loss = y.sqrt().sum()
-        loss.backward()
+    def step() -> None:
+        y.sqrt().sum().backward()
         optimizer.step()
-        return loss
 
     with pytest.warns(anynan.AnynanWarning, match="no module was found"):
         event = failure(step)
@@ -135,18 +130,16 @@ def clipped(width: int, write: Any) -> anynan.Event:
         (model(torch.randn(5, 4)).square().mean() * 1e25).backward()
         gradients = [p.grad for p in model.parameters()]
         norm = torch.sqrt(sum(grad.pow(2).sum() for grad in gradients))  # finite numbers, Inf
-        write(model, gradients, norm)
+        write(model.parameters(), gradients, norm)
         optimizer.step()
     (event,) = tracker.events
     return event
 
 
 CLIPPING: dict[str, Any] = {
-    "in place": lambda _, gradients, norm: [grad.mul_(norm / norm) for grad in gradients],
-    "all at once": lambda _, gradients, norm: torch._foreach_mul_(gradients, norm / norm),
-    "replaced": lambda model, _, norm: [
-        setattr(p, "grad", p.grad / norm * norm) for p in model.parameters()
-    ],
+    "in place": lambda _, grads, norm: [grad.mul_(norm / norm) for grad in grads],
+    "all at once": lambda _, grads, norm: torch._foreach_mul_(grads, norm / norm),
+    "replaced": lambda ps, _, norm: [setattr(p, "grad", p.grad / norm * norm) for p in ps],
 }
 
 

@@ -12,7 +12,6 @@ from tests.processes import ROOT, python
 pytestmark = pytest.mark.tier(2)
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-FIRST = re.search(r"```python\n(.*?)```", README, re.DOTALL)
 
 # What such a build does: it says that it is one, and every question to the driver raises.
 NO_DRIVER = """
@@ -64,12 +63,11 @@ json.dump(said, sys.stdout)
 
 
 PROGRAMS = {
-    "README": FIRST[1],
+    "README": re.search(r"```python\n(.*?)```", README, re.DOTALL)[1],
     "demo": DEMO,
     "layer": TRAIN.format(level="layer"),
     "operation": TRAIN.format(level="operation"),
 }
-programs = pytest.mark.parametrize("program", PROGRAMS)
 
 
 @cache
@@ -79,22 +77,11 @@ def said(before: str) -> dict[str, str]:
     return json.loads(done.stdout)
 
 
-def check(program: str, everything: str) -> None:
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_the_driver_is_never_asked(program: str) -> None:
+    """With a real build for CUDA where there is one: make test-cuda-build."""
+    everything = said("" if torch.backends.cuda.is_built() else NO_DRIVER)[program]
     assert "CUDA driver" not in everything, everything
     expected = "fully masked row" if program in ("README", "demo") else "3 steps"
     assert expected in everything, everything
-
-
-@pytest.mark.skipif(torch.backends.cuda.is_built(), reason="the real thing is below")
-@programs
-def test_the_driver_is_never_asked(program: str) -> None:
-    check(program, said(NO_DRIVER)[program])
-
-
-@pytest.mark.skipif(
-    not torch.backends.cuda.is_built() or torch.cuda.is_available(),
-    reason="needs a CUDA build of PyTorch and no GPU: make test-cuda-build",
-)
-@programs
-def test_a_real_build_for_cuda(program: str) -> None:
-    check(program, said("")[program])

@@ -15,12 +15,6 @@ from tests.torch_adapter.cause_parts import Body
 TABLE = torch.tensor([1.0, math.nan, 2.0])
 
 
-def overwritten(x: Tensor) -> Tensor:
-    x = x.clone()
-    x[0] = math.nan
-    return x
-
-
 WRITES: dict[str, Callable[[Tensor], Tensor]] = {
     "factor": lambda x: x * math.nan,
     "NumPy factor": lambda x: x * np.float32(math.nan),
@@ -28,7 +22,7 @@ WRITES: dict[str, Callable[[Tensor], Tensor]] = {
     "full": lambda x: torch.full_like(x, math.nan),
     "where": lambda x: torch.where(x.isfinite(), math.nan, x),
     "masked_fill": lambda x: x.masked_fill(x.isfinite(), math.nan),
-    "assignment": overwritten,
+    "fill_": lambda x: x.clone().fill_(math.nan),
     "table": lambda x: x + TABLE,
 }
 
