@@ -40,7 +40,6 @@ def amount(request: pytest.FixtureRequest) -> Callable[..., None]:
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[Any]:
-    """Compute with one thread, as the other tests do."""
     if find_spec("torch") is None:
         yield
         return

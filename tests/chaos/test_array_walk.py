@@ -73,7 +73,6 @@ class Walk(twins.Doors, RuleBasedStateMachine):
         results, before = [], x.copy()
         for side, function in ((self.plain, self.plain.forward), (self.tracked, self.step)):
             twins.seed(k)
-
             once = partial(function, x, way)
             try:
                 with twins.quiet(), np.errstate(all="ignore" if place == "quiet" else None):

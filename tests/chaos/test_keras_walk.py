@@ -43,10 +43,6 @@ def process() -> dict[str, Any]:
     return {**twins.process(), **attributes}
 
 
-def freeze(model: Any, x: Any) -> None:
-    model.layers[0].trainable = not model.layers[0].trainable
-
-
 def copy(model: Any, x: Any) -> Any:
     other = keras.models.clone_model(model)
     other.set_weights(model.get_weights())
@@ -60,7 +56,7 @@ ACTS: dict[str, Callable[[Any, Any], Any]] = {
     "predict": lambda m, x: m.predict(x, verbose=0),
     "call": lambda m, x: np.asarray(m(x)),
     "call wrongly": lambda m, x: twins.outcome(lambda: m(x[:, :2]))[0],
-    "freeze": freeze,
+    "freeze": lambda m, _: setattr(m.layers[0], "trainable", not m.layers[0].trainable),
     "compile": lambda m, _: m.compile(keras.optimizers.SGD(0.02), "mse", run_eagerly=True),
     "copy": copy,
     "reload": lambda m, _: m.set_weights([weight.copy() for weight in m.get_weights()]),

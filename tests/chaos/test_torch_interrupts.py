@@ -78,17 +78,14 @@ class Interrupt:
         called = self._called[id(frame)]
         text = linecache.getline(code.co_filename, number).lstrip()
         self._called[id(frame)] = "(" in text and not text.startswith("with ")
-        if called and line not in self._seen and not _is_last(code.co_filename, number - 1):
+        before = linecache.getline(code.co_filename, number - 1).lstrip()
+        if called and line not in self._seen and not before.startswith("finally:"):
             self.places.append(line)
             if len(self.places) == self.at:
                 sys.settrace(None)
                 signal.raise_signal(signal.SIGINT)
         self._seen.add(line)
         return self._line
-
-
-def _is_last(file: str, number: int) -> bool:
-    return linecache.getline(file, number).lstrip().startswith("finally:")
 
 
 class Program:
@@ -112,7 +109,6 @@ class Program:
         self.sgd.step()
 
     def mend(self) -> None:
-        """Make all finite again."""
         self.fault.armed = None
         self.model.load_state_dict(self.begun)
 

@@ -109,12 +109,8 @@ class Walk(RuleBasedStateMachine):
     def train(self, k: int) -> None:
         self.both(Side.train, k)
 
-    @rule(k=twins.SEEDS, what=st.sampled_from(CALLS))
+    @rule(k=twins.SEEDS, what=st.sampled_from(CALLS) | st.sampled_from(FAILURES))
     def call(self, k: int, what: Callable[[Side, int], Any]) -> None:
-        self.both(what, k)
-
-    @rule(k=twins.SEEDS, what=st.sampled_from(FAILURES))
-    def fail(self, k: int, what: Callable[[Side, int], Any]) -> None:
         self.both(what, k)
 
     @rule(k=twins.SEEDS, what=st.sampled_from(CHANGES))

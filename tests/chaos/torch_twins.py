@@ -1,7 +1,6 @@
 """A PyTorch program that does all a program may do, twice."""
 
 import copy
-import io
 import pickle
 import random
 from collections.abc import Callable
@@ -117,24 +116,6 @@ class Side:
         self.loss(k).backward()
         self.sgd.step()
 
-    def accumulate(self, k: int) -> Any:
-        for i in range(3):
-            self.loss(k + i).backward()
-        self.adam.step()
-        self.adam.zero_grad(set_to_none=False)
-
-    def lbfgs(self, k: int) -> Any:
-        weights = [p for p in self.model.parameters() if p.requires_grad]
-        optimizer = torch.optim.LBFGS(weights, lr=0.01, max_iter=2)
-
-        def closure() -> Tensor:
-            optimizer.zero_grad()
-            loss = self.loss(k)
-            loss.backward()
-            return loss
-
-        return optimizer.step(closure).detach()
-
     def scaled(self, k: int) -> Any:
         scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
         self.adam.zero_grad()
@@ -168,12 +149,6 @@ class Side:
         weights = [p for p in self.model.parameters() if p.requires_grad]
         return torch.autograd.grad(self.loss(k), weights, allow_unused=True)
 
-    def penalise_gradients(self, k: int) -> Any:
-        x = self.batch(k).requires_grad_()
-        (slope,) = torch.autograd.grad(first(self.model(x)).sum(), x, create_graph=True)
-        slope.square().sum().backward()
-        return x.grad
-
     def call_a_part(self, k: int) -> Any:
         return self.model.inner(self.batch(k)).detach()
 
@@ -181,10 +156,9 @@ class Side:
         return twins.threaded(lambda: self._step(k))
 
     def fail_in_backward(self, k: int) -> Any:
-        out = first(self.model(self.batch(k)))
-        if out.requires_grad:
-            out.register_hook(failing)
-        out.sum().backward()
+        loss = self.loss(k)
+        loss.register_hook(failing)
+        loss.backward()
 
     def fail_in_a_hook(self, k: int) -> Any:
         with self.model.head.register_forward_hook(failing):
@@ -226,7 +200,7 @@ class Side:
             prune.random_unstructured(self.model.stem, "weight", 0.3)
 
     def reload(self, k: int) -> Any:
-        weights = copy.deepcopy(self.model.state_dict())
+        weights = copied(self.model.state_dict())
         self.model.load_state_dict(weights)
         self.adam.load_state_dict(copy.deepcopy(self.adam.state_dict()))
         return list(weights), list(weights.values())
@@ -239,12 +213,6 @@ class Side:
     def pickle(self, k: int) -> Any:
         other = pickle.loads(pickle.dumps(self.model))
         return first(other(self.batch(k))).detach()
-
-    def save(self, k: int) -> Any:
-        file = io.BytesIO()
-        torch.save(self.model.state_dict(), file)
-        file.seek(0)
-        return torch.load(file, weights_only=True)
 
     def hook(self, k: int) -> None:
         self.handles += [
@@ -308,9 +276,8 @@ MODULE_HOOKS = (
 )  # fmt: skip
 TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 CALLS: list[Callable[[Side, int], Any]] = [
-    Side.train_head, Side.accumulate, Side.lbfgs, Side.scaled, Side.validate, Side.infer,
-    Side.call_functionally, Side.call_for_each_row, Side.ask_for_gradients,
-    Side.penalise_gradients, Side.call_a_part, Side.call_in_a_thread,
+    Side.train_head, Side.scaled, Side.validate, Side.infer, Side.call_functionally,
+    Side.call_for_each_row, Side.ask_for_gradients, Side.call_a_part, Side.call_in_a_thread,
 ]  # fmt: skip
 FAILURES: list[Callable[[Side, int], Any]] = [
     Side.fail_in_backward, Side.fail_in_a_hook, Side.fail_in_the_optimizer,
@@ -318,8 +285,7 @@ FAILURES: list[Callable[[Side, int], Any]] = [
 COPIES: list[Callable[[Side, int], Any]] = [Side.copy, Side.pickle]
 CHANGES: list[Callable[[Side, int], Any]] = [
     Side.set_training, Side.freeze, Side.change_dtype, Side.replace_a_part, Side.add_a_part,
-    Side.parametrize, Side.prune, Side.renew, Side.reload, Side.save, Side.hook,
-    Side.unhook, *COPIES,
+    Side.parametrize, Side.prune, Side.renew, Side.reload, Side.hook, Side.unhook, *COPIES,
 ]  # fmt: skip
 
 

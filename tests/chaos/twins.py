@@ -49,13 +49,11 @@ def threaded(call: Callable[[], Any]) -> Any:
 
 
 def seed(number: int) -> None:
-    """Put Python's and NumPy's generators at one place."""
     random.seed(number)
     np.random.seed(number)  # noqa: NPY002
 
 
 def generators() -> dict[str, Any]:
-    """Give where Python's and NumPy's generators stand."""
     state = np.random.get_state()  # noqa: NPY002
     return {"python": hash(random.getstate()), "numpy": (state[1].tobytes(), *state[2:])}  # type: ignore[index]
 
@@ -66,7 +64,6 @@ def _ours(found: Any) -> list[Any]:
 
 
 def process() -> dict[str, Any]:
-    """Give what a program shares with all others in its process."""
     return {
         "handlers": [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)],
         "hooks": (sys.excepthook, sys.unraisablehook, threading.excepthook, sys.displayhook),
@@ -113,7 +110,6 @@ class Doors:
             self.end()
 
     def end(self) -> None:
-        """Remove the tracker."""
         with quiet():
             self.tracker.remove()
         assert self.was_bad or not self.tracker.count("bad")

@@ -17,11 +17,11 @@ from anynan.options import Options
 from anynan.torch.session.session import session_of
 from tests.failing import failure
 from tests.processes import python
+from tests.torch_adapter.cause_parts import Body
 
 
-class Log(nn.Module):
-    def forward(self, x):
-        return torch.log(-1 - x * x)
+def log() -> nn.Module:
+    return Body(lambda x: torch.log(-1 - x * x))
 
 
 def net(*layers: nn.Module) -> nn.Sequential:
@@ -48,6 +48,13 @@ def raising() -> Iterator[Found]:
     yield from watched(action="raise")
 
 
+COMPILED: dict[str, Any] = {
+    "model": lambda module, **how: torch.compile(module, **how),
+    "method": lambda module, **how: module.compile(**how) or module,
+    "function": lambda module, **how: torch.compile(lambda x: module(x), **how),
+}
+
+
 def models(found: Found) -> list[nn.Module]:
     """List what is watched, but for the program as TensorFlow sees it, if a test imported that."""
     watched = [tracker.fn for tracker in found.living()]
@@ -68,7 +75,7 @@ def facts(event: anynan.Event) -> Any:
 
 
 def test_the_event_is_that_of_track(raising: Found) -> None:
-    event, model = failure(train, net(Log())), net(Log())
+    event, model = failure(train, net(log())), net(log())
     with anynan.torch.track(model):
         assert facts(event) == facts(failure(train, model))
     assert [facts(event) for event in raising.bad()] == [facts(event)]
@@ -114,7 +121,7 @@ def test_the_outer_model_takes_over(found: Found) -> None:
 
 
 def test_the_users_own_tracker_takes_over(found: Found) -> None:
-    model = net(Log())
+    model = net(log())
     train(model)
     mine = anynan.torch.track(model, action="record")
     for p in model.parameters():
@@ -128,7 +135,7 @@ def test_the_users_own_tracker_takes_over(found: Found) -> None:
 
 @pytest.mark.parametrize("level", ["step", "layer"])
 def test_the_models_of_the_users_own_step_are_left_to_it(level: Any, found: Found) -> None:
-    model = nn.Sequential(net(), Log())
+    model = nn.Sequential(net(), log())
 
     @anynan.torch.track(action="record", level=level)
     def step(x):
@@ -175,7 +182,7 @@ def test_models_that_are_gone_are_not_kept(found: Found) -> None:
 
 
 @pytest.mark.tier(2)
-@pytest.mark.parametrize("how", ["model", "method", "function"])
+@pytest.mark.parametrize("how", COMPILED)
 @pytest.mark.parametrize(
     ("options", "layers"), [({"action": "record"}, "5 layers"), ({"level": "step"}, "")]
 )
@@ -183,14 +190,8 @@ def test_what_is_compiled_is_watched_without_a_graph_break(how: str, options, la
     torch._dynamo.reset()
     counters.clear()
     for found in watched(**options):
-        model: Any = net(nn.Tanh())
-        module, compiled = model, {"backend": "aot_eager", "fullgraph": True}
-        if how == "model":
-            model = torch.compile(model, **compiled)
-        elif how == "method":
-            model.compile(**compiled)
-        else:
-            model = torch.compile(lambda x, module=module: module(x), **compiled)
+        module = net(nn.Tanh())
+        model = COMPILED[how](module, backend="aot_eager", fullgraph=True)
         optimizer = torch.optim.SGD(module.parameters(), lr=1e-3)
         for _ in range(2):
             model(torch.ones(3, 4)).sum().backward()

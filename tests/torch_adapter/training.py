@@ -46,7 +46,6 @@ def seed(number: int = 3) -> None:
 
 
 def bad(tracker: anynan.Tracker) -> list[anynan.Event]:
-    """List the events that act."""
     return [event for event in tracker.events if event.severity == "bad"]
 
 
@@ -87,15 +86,12 @@ def everything(models: Iterable[nn.Module], keepers: Iterable[Any] = ()) -> dict
 
 
 def live_tensors() -> int:
-    """Count the tensors that are alive."""
     gc.collect()
     # type() and not isinstance(): that asks lazy objects for their class, and wakes them.
     return sum(issubclass(type(x), torch.Tensor) for x in gc.get_objects())
 
 
 class Count(TorchDispatchMode):
-    """Count operations."""
-
     # What brings a value to the host.
     READS = ("_to_copy", "_local_scalar_dense", "item", "copy")
 
@@ -109,7 +105,6 @@ class Count(TorchDispatchMode):
 
     @property
     def reads(self) -> int:
-        """Count the reads by the host."""
         return sum(self.seen[name] for name in self.READS)
 
 
