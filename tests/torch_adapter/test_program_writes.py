@@ -29,7 +29,6 @@ def test_what_the_program_writes_into_weights_by_hand_is_not_put_to_the_optimize
 
 
 OPTIMIZER = """
-import torch
 def orthogonal(g):
     return g / g.norm()
 class Own(torch.optim.Optimizer):
@@ -43,18 +42,14 @@ class Net(torch.nn.Module):
         self.used, self.unused = torch.nn.Linear(4, 8), torch.nn.Linear(8, 8)
     def forward(self, x, scale):
         return self.used(x) + self.unused(self.used(x)) * scale
-model = Net()
-{tracked}
-optimizer = Own(model.parameters(), {{}})
-for i in range(4):
-    loss = model(torch.randn(4, 4), 1.0 if i < 2 else 0.0).square().mean()
-    optimizer.zero_grad(); loss.backward(); optimizer.step()
+model, torch.optim.Own = Net(), Own
 """
 
 
 @pytest.mark.parametrize("tracked", ["", "import anynan; anynan.torch.track(model, action='warn')"])
 def test_an_optimizer_of_the_programs_own_is_told_its_operation(run, tracked: str) -> None:
-    done = run(OPTIMIZER.format(tracked=tracked))
+    loss = "model(torch.randn(4, 4), float(i < 2)).square().mean()"
+    done = run(training(loss, OPTIMIZER + tracked, optimizer="Own(model.parameters(), {})"))
     done.tells("op divide", "return g / g.norm()", "[divide_by_zero]")
     done.tells("what it gave was written into unused.")
 
