@@ -63,15 +63,10 @@ class Backend(Enum):
 
     @property
     def installed(self) -> bool:
-        """Tell whether the library could be imported, without importing it."""
         return installed(self.library)
 
     def load(self) -> ModuleType:
-        """Import the namespace.
-
-        Raises:
-            ImportError: If the library or its device is not here.
-        """
+        """Import the namespace; an ImportError says that the library or its device is not here."""
         xp = importlib.import_module(self.module)
         if self.library in ("numpy", "torch", "dask"):
             xp = importlib.import_module(f"array_api_compat.{self.module}")
@@ -132,11 +127,7 @@ _VARIANTS: dict[Backend, Callable[[Any], Any]] = {
 
 
 def parse(text: str) -> list[Backend]:
-    """Read a comma-separated list of backends.
-
-    Raises:
-        ValueError: If a name is unknown.
-    """
+    """Read a comma-separated list of backends."""
     names = [name.strip() for name in text.split(",") if name.strip()]
     known = {backend.value: backend for backend in Backend}
     unknown = [name for name in names if name not in known]

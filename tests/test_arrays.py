@@ -1,14 +1,13 @@
 """What array code is shown, asked and given: its operations, half precision, the demo."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
 import anynan
-from anynan._cli import commands as cli
 from anynan._trace.op import Op
-from anynan.arrays import demo
 from anynan.arrays.observe import observe
 
 
@@ -102,20 +101,14 @@ FOUND: dict[str, tuple[str, str, str]] = {
 
 
 @pytest.mark.tier(2)
-@pytest.mark.parametrize("bug", demo.BUGS)
-def test_the_bug_is_found(bug: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["demo", "--framework", "numpy", "--bug", bug]) == 0
-    printed = capsys.readouterr().out
-    for words in FOUND[bug]:
+@pytest.mark.parametrize("bug", FOUND)
+def test_the_bug_is_found_and_the_fixed_run_trains(bug: str, command: Any) -> None:
+    train = partial(command, "demo", "--framework", "numpy", "--bug", bug)
+    status, printed, _ = train()
+    assert status == 0
+    for words in (*FOUND[bug], "Run again with --fixed"):
         assert words in printed, printed
-    assert "Run again with --fixed" in printed
-
-
-@pytest.mark.tier(2)
-@pytest.mark.parametrize("bug", demo.BUGS)
-def test_the_fixed_run_trains(bug: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert demo.main(bug, fixed=True, steps=120) == 0
-    printed = capsys.readouterr().out
+    printed = train("--fixed", "--steps", 120)[1]
     assert "120 steps, no reading went bad; tightest headroom" in printed
     first, last = printed.rstrip(".\n").rpartition("fell from ")[2].split(" to ")
     assert float(last) < float(first) / 2

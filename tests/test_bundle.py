@@ -51,9 +51,9 @@ def test_the_script_shows_the_operation_and_needs_no_anynan(bundle: Path) -> Non
     assert "after  result: (2, 3) float64: 3 NaN, 0 Inf, 0 -Inf, first at [0, 0]" in printed
 
 
-def test_replay_says_that_it_is_the_same(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["replay", str(bundle)]) == 0
-    out = capsys.readouterr().out
+def test_replay_says_that_it_is_the_same(bundle: Path, command: Any) -> None:
+    status, out, _ = command("replay", bundle)
+    assert status == 0
     assert "the same operation gives the same NaN here: 3 NaN, first at [0, 0]" in out
 
 

@@ -73,8 +73,7 @@ def test_an_event_prints_as_the_report_that_its_tracker_prints(
 def test_a_copied_error_keeps_type_report_and_event_but_no_tracker(kind: Any, how: str) -> None:
     class Hooks:
         def __reduce__(self) -> Any:
-            msg = "hooks cannot be pickled"
-            raise TypeError(msg)
+            raise TypeError("hooks cannot be pickled")
 
     error = kind("the report", full(), Hooks())
     copied = pickle.loads(pickle.dumps(error)) if how == "pickle" else getattr(copy, how)(error)

@@ -11,19 +11,7 @@ import pytest
 
 import anynan
 from anynan.arrays.tracked import TrackedArray
-from tests.recording import (
-    INF,
-    NAN,
-    ONES,
-    READS,
-    ZEROS,
-    Array,
-    State,
-    caught,
-    recorded,
-    same,
-    track,
-)
+from tests.recording import ONES, READS, ZEROS, Array, State, caught, recorded, same, track
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
@@ -155,12 +143,11 @@ def test_what_the_function_writes_into_its_arguments_arrives() -> None:
         return OrderedDict(w=np.ones(4), b=np.ones(2)), State(np.ones(2), 1), [X.copy()], X.copy()
 
     ours, plain = arguments(), arguments()
-    inner = ours[0]["w"], ours[2][0]
+    weight, first = ours[0]["w"], ours[2][0]
     track(step)(*ours)
     step(*plain)
     assert same(ours, plain)
-    assert (ours[0]["w"], ours[2][0]) == inner or ours[0]["w"] is inner[0]
-    assert ours[2][0] is inner[1]
+    assert ours[0]["w"] is weight and ours[2][0] is first
 
 
 def test_containers_are_as_they_were_when_the_function_fails() -> None:
@@ -180,7 +167,6 @@ def test_a_kept_array_is_an_array_still() -> None:
     track(lambda x: kept.append(x * 2))(np.ones(3))
     left: Any = kept[0]
     assert isinstance(left, TrackedArray)
-    left = kept[0]
     assert type(left + 1) is np.ndarray
     assert np.exp(left).tolist() == np.exp([2.0] * 3).tolist()
     assert type(pickle.loads(pickle.dumps(left))) is np.ndarray
@@ -267,7 +253,7 @@ def guard_in_view(x: Array) -> Any:
 
 
 def masked_scores(x: Array) -> Any:
-    scores = np.where(x > 0, x, -INF)
+    scores = np.where(x > 0, x, -np.inf)
     weights = np.exp(scores - scores.max())
     return weights / weights.sum()
 
@@ -296,13 +282,6 @@ def test_a_scope_is_left_by_what_is_used_outside_of_it() -> None:
     assert caught(program, ZEROS).layer == "block.inner"
     history = recorded(program, ONES).history.last()
     assert [r.layer for r in history] == [None, "block.inner", "block", None]
-
-
-def test_a_bad_argument_is_named_with_its_rows() -> None:
-    batch = {"image": np.array([[1.0, 2.0], [NAN, 1.0], [1.0, INF]]), "n": np.arange(3)}
-    event = caught(lambda batch, k: batch["image"] * k, batch, 2.0)
-    assert (event.phase, event.tensor, event.kind) == ("input", "batch['image']", "nan")
-    assert event.cause.evidence == "2 of 3 rows are bad: 1, 2"
 
 
 def test_what_a_view_wrote_is_followed_through_a_copy_of_its_base() -> None:

@@ -55,7 +55,7 @@ def test_a_number_that_was_taken_out_is_blamed_for_what_it_spoils(read: str) -> 
     assert event.operation.source.text.endswith("# here")
 
 
-def test_pause_resume_remove(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pause_resume_remove() -> None:
     kinds: list[type] = []
 
     def program(x: Any) -> Any:
@@ -70,9 +70,6 @@ def test_pause_resume_remove(monkeypatch: pytest.MonkeyPatch) -> None:
     tracker(ZEROS)
     assert kinds == [np.ndarray, TrackedArray, np.ndarray]
     assert len(tracker.events) == 1
-    monkeypatch.setenv("ANYNAN", "off")
-    track(program)(ZEROS)
-    assert kinds[-1] is np.ndarray
 
 
 def test_nested_and_recursive_calls_are_one_step() -> None:
@@ -173,12 +170,9 @@ def test_wrong_targets_are_named(target: Any, words: str) -> None:
 
 def test_namespace() -> None:
     xp = anynan.arrays.namespace(np)
-    assert anynan.arrays.namespace(np) is xp
-    assert anynan.arrays.namespace(xp) is xp
+    assert anynan.arrays.namespace(np) is anynan.arrays.namespace(xp) is xp
     assert type(xp.zeros(3)) is np.ndarray
-    assert xp.pi == np.pi
-    assert xp.float32 is np.float32
-    assert xp.linalg.norm(np.ones(4)) == 2.0
+    assert (xp.pi, xp.float32, xp.linalg.norm(np.ones(4))) == (np.pi, np.float32, 2.0)
     assert "exp" in dir(xp)
     event = caught(lambda x: xp.log(xp.zeros(3) - 1) + x, ONES)
     assert (event.operation.name, event.operation.raw) == ("log", "numpy.log")
@@ -229,17 +223,17 @@ def checked(x: Any) -> Any:
     return np.minimum(y, 1.0)
 
 
-def checked_plain(x: Any) -> None:
-    anynan.check(np.asarray(np.exp(x)))
-
-
-def checked_number(x: Any) -> None:
-    anynan.check(float(np.exp(x)[1]))
-
-
 @pytest.mark.filterwarnings("ignore::anynan.AnynanWarning")
 @READS
-@pytest.mark.parametrize("program", [checked, checked_plain, checked_number])
+@pytest.mark.parametrize(
+    "program",
+    [
+        checked,
+        lambda x: anynan.check(np.asarray(np.exp(x))),
+        lambda x: anynan.check(float(np.exp(x)[1])),
+    ],
+    ids=["watched", "plain", "number"],
+)
 def test_a_check_tells_what_the_tracker_knows(program: Any, read: Any) -> None:
     (event,) = recorded(program, HUGE, read=read).events
     assert (event.operation.name, event.cause.tag) == ("exp", "exp_overflow")
@@ -257,16 +251,9 @@ def test_a_check_obeys_the_trackers_action(read: Any) -> None:
     assert {item.filename for item in seen} == {__file__}
 
 
-@READS
-def test_a_check_of_what_the_tracker_never_saw(read: Any) -> None:
-    def program(x: Any) -> Any:
-        anynan.check(np.array([1.0, np.nan]), "table")
-        return x
-
-    (event,) = recorded(program, np.ones(2), read=read).events
+def test_a_check_of_what_the_tracker_never_saw() -> None:
+    event = caught(lambda x: anynan.check(np.array([1.0, NAN]), "table"), np.ones(2))
     assert (event.phase, event.tensor, event.severity) == ("value", "table", "bad")
-    with pytest.raises(anynan.NonFiniteError, match="NaN found in table"):
-        track(program, advanced=anynan.Advanced(read=read))(np.ones(2))
 
 
 def plain(x: Any) -> Any:

@@ -290,28 +290,21 @@ def test_every_phase_and_kind_has_a_sentence(phase: Any) -> None:
         assert whole.startswith("Suspect: ") == (severity == "suspect" and expected is None)
 
 
+LOSS = {"phase": "loss"}
 MADE, TARGET = {"operation": operation(LOG)}, {"target": "function preprocess"}
+MEAN = {"phase": "parameter", "parameter": "norm.running_mean"}
 HEADLINES: dict[str, dict[str, Any]] = {
     "NaN first appeared in the forward pass of step 5": {},
-    "NaN first appeared in the loss of step 5": {"phase": "loss", "tensor": "loss"},
-    "NaN first appeared outside every layer": {"phase": "loss", "step": 0},
-    "NaN first appeared in `loss_fn`, outside every layer, at step 5": {"phase": "loss", **MADE},
-    "NaN first appeared in `preprocess`, outside every layer, at step 5": {
-        "phase": "loss",
-        **TARGET,
-    },
+    "NaN first appeared in the loss of step 5": LOSS | {"tensor": "loss"},
+    "NaN first appeared outside every layer": LOSS | {"step": 0},
+    "NaN first appeared in `loss_fn`, outside every layer, at step 5": LOSS | MADE,
+    "NaN first appeared in `preprocess`, outside every layer, at step 5": LOSS | TARGET,
     "NaN first appeared in `loss_fn`, at step 5": {"layer": "", **TARGET, **MADE},
     "NaN first appeared in the backward pass of step 5": {"phase": "backward"},
     "NaN came in with the batch of step 5": {"phase": "input"},
     "NaN was already in a weight at step 5": {"phase": "parameter"},
-    "NaN was already in a running statistic at step 5": {
-        "phase": "parameter",
-        "parameter": "norm.running_mean",
-    },
-    "+Inf was written into a weight by the optimizer at step 5": {
-        "phase": "optimizer",
-        "kind": "posinf",
-    },
+    "NaN was already in a running statistic at step 5": MEAN,
+    "NaN was written into a weight by the optimizer at step 5": {"phase": "optimizer"},
     "NaN found in x": {"phase": "value", "tensor": "x"},
 }
 

@@ -39,15 +39,6 @@ def through(*paths: str, **options: Any) -> Source | None:
     return source
 
 
-def test_the_callers_own_line_is_found() -> None:
-    source = user_source()  # this very line
-    assert source.file == __file__
-    assert source.function == "test_the_callers_own_line_is_found"
-    assert source.text == "source = user_source()  # this very line"
-    assert linecache.getline(__file__, source.line).strip() == source.text
-    assert source.via is None
-
-
 def test_a_library_is_passed_and_kept_beside_the_line() -> None:
     source = through("lib/functional.py")
     assert source.file == __file__

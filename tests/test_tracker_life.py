@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 import anynan
-from anynan._readings import history as monitor_room
 from anynan._steps import record as recording
 from anynan._steps.tracked import inside
 from tests.fake_adapter import Layer, Model, track
@@ -132,19 +131,6 @@ def test_history_is_bounded_in_steps() -> None:
     for _ in range(5):
         tracker(GOOD)
     assert tracker.history.steps() == [2, 3, 4]
-    assert len(tracker.history) == 3
-    assert {reading.step for reading in tracker.history} == {2, 3, 4}
-
-
-def test_history_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, tracker = tracked()
-    tracker(GOOD)
-    size = tracker.history.nbytes
-    monkeypatch.setattr(monitor_room, "HISTORY_BYTES", 2 * size)
-    for _ in range(5):
-        tracker(GOOD)
-    assert tracker.history.steps() == [4, 5]
-    assert tracker.history.nbytes == 2 * size
 
 
 def test_events_are_bounded_and_still_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,11 +41,7 @@ def least(path: Path) -> int:
 
 
 def chosen(text: str) -> range:
-    """Read the tiers that are asked for: `1`, or `0-1`.
-
-    Raises:
-        ValueError: If it is neither.
-    """
+    """Read the tiers that are asked for: `1`, or `0-1`."""
     found = re.fullmatch(r"([0-2])(?:-([0-2]))?", text)
     if found is None:
         msg = f"--tiers: give a tier from 0 to 2, or a range of them such as 0-1, not {text!r}"
@@ -111,10 +107,7 @@ class Durations:
 def merged(known: dict[str, Any], took: dict[str, float], tiers: dict[str, int]) -> dict[str, Any]:
     """Put what the tests of some files took into what is known of all.
 
-    Args:
-        known: For each file the seconds of its tiers, and of each test that took 0.1 s or more.
-        took: The seconds of each test that ran.
-        tiers: The tier of each.
+    A file has the seconds of its tiers, and of each test that took 0.1 s or more.
     """
     files: dict[str, Any] = {}
     for name, seconds in sorted(took.items()):
