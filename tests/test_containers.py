@@ -70,17 +70,13 @@ LOOP: list[Any] = [X]
 LOOP.append(LOOP)
 
 
-def test_a_container_that_holds_itself_is_opened_once() -> None:
+def test_what_is_shared_or_holds_itself_is_opened_once() -> None:
     mapping: dict[str, Any] = {"a": [LOOP]}
     mapping["self"] = mapping
-    assert [path for path, _ in leaves(mapping, "x")] == ["x['a'][0][0]"]
-
-
-def test_sharing_does_not_multiply_the_work() -> None:
-    nested: list[Any] = [X]
     for _ in range(100):
-        nested = [nested, nested]
-    assert len(list(leaves(nested, "x"))) == 1
+        mapping = {"one": mapping, "two": mapping}
+    ((path, _),) = leaves(mapping, "x")
+    assert path.endswith("['a'][0][0]")
 
 
 def test_what_is_walked_flat_is_in_the_order_of_a_frameworks_inputs() -> None:

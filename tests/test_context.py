@@ -9,22 +9,19 @@ import anynan
 from anynan._base import context
 
 
+@anynan.scope("step")
+def decorated() -> str | None:
+    return context.scope_path()
+
+
 def test_scopes_nest_and_end() -> None:
     assert context.scope_path() is None
     with anynan.scope("decoder") as outer:
         assert outer == context.scope_path() == "decoder"
         with anynan.scope("block.attn") as inner:
             assert inner == context.scope_path() == "decoder.block.attn"
-        assert context.scope_path() == "decoder"
+        assert [decorated(), decorated()] == ["decoder.step"] * 2
     assert context.scope_path() is None
-
-
-def test_a_scope_can_decorate_a_function() -> None:
-    @anynan.scope("step")
-    def step() -> str | None:
-        return context.scope_path()
-
-    assert [step(), step()] == ["step", "step"]
 
 
 def test_a_scope_needs_a_name_and_expect_a_kind() -> None:

@@ -129,18 +129,14 @@ def test_a_forecast_is_a_line_of_the_report_the_all_clear_and_the_page(tmp_path:
 
 
 def test_a_layer_that_gives_one_number_is_a_line_and_no_alarm() -> None:
-    run = run_with(
-        10,
-        relu=lambda _: (0.0, 0.0),
-        gate=lambda _: (0.5, 0.5),
-        loss=lambda step: (1.0 / (step + 1), 1.0 / (step + 1)),
-        head=lambda _: (-1.0, 1.0),
-    )
-    assert outlook(run) == [
-        "  dead      every number of relu was 0 in the last 10 steps",
-        "  dead      every number of gate was 0.5 in the last 10 steps",
-    ]
-    assert not outlook(run_with(5, relu=lambda _: (0.0, 0.0)))
+    layers: dict[str, Any] = {
+        "relu": lambda _: (0.0, 0.0),
+        "gate": lambda _: (0.5, 0.5),
+        "head": lambda step: (1.0 / (step + 1), 1.0 / (step + 1)),
+    }
+    said = "  dead      every number of {} was {} in the last 10 steps"
+    assert outlook(run_with(10, **layers)) == [said.format("relu", "0"), said.format("gate", "0.5")]
+    assert not outlook(run_with(5, **layers))
 
 
 def test_an_overflow_that_was_contained_is_a_line() -> None:

@@ -186,11 +186,10 @@ setTimeout(() => {
 """
 
 
-def browsed(path: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    assert CHROMIUM is not None
+def browsed(path: Path) -> subprocess.CompletedProcess[str]:
     command = [
-        CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr",
-        "--virtual-time-budget=5000", f"--user-data-dir={path.parent / 'profile'}", *words,
+        str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr",
+        "--virtual-time-budget=5000", f"--user-data-dir={path.parent / 'profile'}", "--dump-dom",
         path.as_uri(),
     ]  # fmt: skip
     return subprocess.run(command, capture_output=True, encoding="utf-8", check=True, timeout=120)
@@ -200,11 +199,10 @@ def browsed(path: Path, *words: str) -> subprocess.CompletedProcess[str]:
 def test_a_cell_is_read_with_the_keyboard_and_the_console_stays_empty(tmp_path: Path) -> None:
     text = page(of(inside(failing())))
     keys = ["ArrowDown", "ArrowDown", "ArrowLeft"]
-    text = text.replace("<head>", f"<head>{WATCH}").replace(
-        "</body>", ASK.replace("KEYS", repr(keys)) + "</body>"
-    )
+    ask = ASK.replace("KEYS", repr(keys))
+    text = text.replace("<head>", f"<head>{WATCH}").replace("</body>", f"{ask}</body>")
     (tmp_path / "page.html").write_text(text, encoding="utf-8")
-    done = browsed(tmp_path / "page.html", "--dump-dom")
+    done = browsed(tmp_path / "page.html")
     (said,) = re.findall(r"<output>(.*?)</output>", done.stdout)
     read, _, problems = said.partition("|")
     assert problems == ""

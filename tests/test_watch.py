@@ -60,13 +60,11 @@ def test_a_bad_batch_is_named_with_field_and_rows() -> None:
     seen: list[Any] = []
     with pytest.raises(anynan.NonFiniteError) as caught:
         seen.extend(anynan.watch(Loader(good(), good(), spoiled(), good()), "train"))
-    assert len(seen) == 2
     event = caught.value.event
-    assert (event.step, event.phase, event.kind) == (2, "input", "nan")
-    assert event.tensor == "train['image']"
+    found = (len(seen), event.step, event.phase, event.kind, event.tensor)
+    assert found == (2, 2, "input", "nan", "train['image']")
     assert (event.cause.tag, event.cause.evidence) == ("bad_input", "2 of 4 rows are bad: 1, 3")
     assert str(caught.value).splitlines()[0] == "NaN came in with the batch of step 2"
-    assert anynan.Event.from_json(event.to_json()) == event
 
 
 def test_actions() -> None:
@@ -78,8 +76,7 @@ def test_actions() -> None:
     assert len(list(anynan.watch(loader, action=events.append))) == 3
     assert [event.step for event in events] == [1]
     with pytest.warns(anynan.AnynanWarning) as record:
-        for _ in anynan.watch(loader, action="warn"):
-            pass
+        assert len(list(anynan.watch(loader, action="warn"))) == 3
     assert [item.filename for item in record] == [__file__]
 
 
