@@ -106,18 +106,3 @@ def test_a_number_that_is_printed_where_nothing_trains_is_told_with_its_line(com
     (event,) = watched(run).events
     assert (event.operation.name, event.notes) == ("divide", ())
     assert event.operation.source.line == line(__file__, "spread of one")
-
-
-def test_data_that_is_made_before_a_tape_has_its_line():
-    net = keras.Sequential([keras.layers.Dense(1)])
-
-    def run():
-        for i in range(STEPS):
-            y = X[:, :1] / tf.cast(i != BAD, tf.float32)  # labels
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean((net(X) - y) ** 2)
-            tape.gradient(loss, net.trainable_variables)
-
-    event = watched(run).events[0]
-    assert (event.step, event.operation.name) == (BAD, "divide")
-    assert event.operation.source.line == line(__file__, "labels")
