@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-from tests.torch_adapter.training import Fault
+from tests.torch_adapter.training import Fault, Net
 
 
 class Program:
@@ -23,7 +23,7 @@ class Program:
         self.optimizer = self.update()
 
     def build(self) -> Any:
-        return Body(self.fault)
+        return Net(self.fault)
 
     def update(self) -> torch.optim.Optimizer:
         return torch.optim.AdamW(self.model.parameters(), lr=0.01)
@@ -63,15 +63,6 @@ PROGRAMS: dict[str, type[Program]] = {}
 def program(cls: type[Program]) -> type[Program]:
     PROGRAMS[cls.__name__] = cls
     return cls
-
-
-class Body(nn.Module):
-    def __init__(self, fault: Fault) -> None:
-        super().__init__()
-        self.first, self.fault, self.last = nn.Linear(4, 4), fault, nn.Linear(4, 4)
-
-    def forward(self, x: Tensor, turn: int | None = None) -> Tensor:
-        return self.last(self.fault(self.first(x), turn).tanh())
 
 
 @program
@@ -246,14 +237,14 @@ class Checkpointed(Program):
     how: ClassVar[dict[str, Any]]
 
     def build(self) -> nn.Module:
-        return Kept(Body(self.fault), **self.how)
+        return Kept(Net(self.fault), **self.how)
 
 
 class Nested(Checkpointed):
     layer = "body.body.fault"
 
     def build(self) -> nn.Module:
-        return Kept(Kept(Body(self.fault), **self.how), **self.how)
+        return Kept(Kept(Net(self.fault), **self.how), **self.how)
 
 
 class LoopKept(Loop):

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import anynan
 from tests.flat import split
-from tests.torch_adapter.training import Fault
+from tests.torch_adapter.training import Fault, Net
 
 STEPS = 4
 BAD_STEP = 2
@@ -47,15 +47,6 @@ def hearing() -> Iterator[None]:
         warnings.simplefilter("always")
         warnings.showwarning = hear
         yield
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.fault, self.last = nn.Linear(4, 8), Fault(), nn.Linear(8, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.last(self.fault(self.first(x)).tanh())
 
 
 def rank() -> int:
@@ -158,7 +149,7 @@ def told(event: anynan.Event) -> dict[str, Any]:
 def net() -> Net:
     """Make the same network on every rank."""
     torch.manual_seed(0)
-    return Net()
+    return Net(width=8, out=4)
 
 
 def ddp() -> tuple[nn.Module, Fault]:

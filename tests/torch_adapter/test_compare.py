@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 import anynan
 from anynan.torch.messages import COMPILED_ENDS
+from tests.torch_adapter.cause_parts import Body
 from tests.torch_adapter.training import assert_same, everything, hooks_on, stepping
 
 X = torch.randn(4, 16, generator=torch.Generator().manual_seed(1))
@@ -18,10 +19,8 @@ X = torch.randn(4, 16, generator=torch.Generator().manual_seed(1))
 class Block(nn.Module):
     def __init__(self, width: int = 16) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(width)
-        self.up = nn.Linear(width, 4 * width)
-        self.down = nn.Linear(4 * width, width)
-        self.scale = 1.0
+        self.norm, self.scale = nn.LayerNorm(width), 1.0
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         h = F.gelu(self.up(self.norm(x)))
@@ -46,9 +45,8 @@ class Routed(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.gate = nn.Linear(8, 4)
+        self.gate, self.out = nn.Linear(8, 4), nn.Linear(8, 2)
         self.experts = nn.Parameter(torch.randn(4, 8, 8))
-        self.out = nn.Linear(8, 2)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         weight, chosen = self.gate(x).topk(1)
@@ -86,17 +84,16 @@ def test_the_layer_whose_eps_differs_is_named(model: Net, port: Net) -> None:
 def test_a_layers_own_arithmetic_is_named_with_its_line(model: Net, port: Net) -> None:
     port.blocks[2].scale = 1.01
     found = anynan.compare(model, port, X)
-    assert found.place.layer == "blocks.2"
-    assert (found.operation.last, found.operation.name) == ("gelu", "multiply")
-    assert found.operation.source.text == "h = h * self.scale"
+    operation = found.operation
+    assert (found.place.layer, operation.last, operation.name) == ("blocks.2", "gelu", "multiply")
+    assert operation.source.text == "h = h * self.scale"
     assert found.settings == (("scale", 1.0, 1.01),)
 
 
 def test_a_weight_that_differs_is_the_reason(model: Net, port: Net) -> None:
     port.blocks[0].up.weight.data = port.blocks[0].up.weight.data.flip(0)
     found = anynan.compare(model, port, X)
-    assert found.place.layer == "blocks.0.up"
-    assert [name for name, _ in found.weights] == ["blocks.0.up.weight"]
+    assert (found.place.layer, found.weights[0][0]) == ("blocks.0.up", "blocks.0.up.weight")
     assert "weight  blocks.0.up.weight differs by" in str(found)
 
 
@@ -127,14 +124,9 @@ def test_another_precision_is_rounding(model: Net, port: Net, dtype: torch.dtype
     assert 0 < found.ratio < 8
 
 
-class Cancelling(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return (x + 100) - 100
-
-
 def test_a_layer_that_loses_digits_by_itself_is_told_from_its_heirs() -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(16, 16), Cancelling(), nn.Linear(16, 4))
+    model = nn.Sequential(nn.Linear(16, 16), Body(lambda x: x + 100 - 100), nn.Linear(16, 4))
     found = anynan.compare(model, copy.deepcopy(model).bfloat16(), X, limit=200)
     assert found.place is None
     local = {row.layer: row.local for row in found.rows if row.local is not None}
@@ -146,8 +138,7 @@ def test_names_lead_from_one_to_the_other(model: Net) -> None:
     class Port(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.h = copy.deepcopy(model.blocks)
-            self.lm = copy.deepcopy(model.head)
+            self.h, self.lm = copy.deepcopy(model.blocks), copy.deepcopy(model.head)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             for block in self.h:
@@ -177,7 +168,6 @@ def test_a_choice_that_differs_ends_the_comparison() -> None:
     torch.manual_seed(0)
     model = Routed()
     x = torch.randn(6, 8)
-
     torch.nn.init.zeros_(model.gate.weight)
     model.gate.bias.data = torch.tensor([1.0, 1.0 + 1.2e-7, 0.0, 0.0])  # nearly a tie
     port = copy.deepcopy(model)
@@ -221,15 +211,8 @@ def test_dropout_that_draws_otherwise_ends_the_comparison_or_is_followed() -> No
     assert "of its draws differ; the second model was held to the first one's draws" in str(held)
     port.head.weight.data *= 1.01
     assert anynan.compare(model, port, x, follow=True).place.layer == "head"
-    assert anynan.compare(model.eval(), port.eval(), x).place.layer == "head"
-
-
-def test_dropout_of_one_side_alone_is_a_difference() -> None:
-    torch.manual_seed(0)
-    model, port = Dropping(), Dropping()
-    port.load_state_dict(model.state_dict())
-    found = anynan.compare(model, port.eval(), torch.randn(6, 8))
-    assert found.place.layer == "drop"
+    assert anynan.compare(model, port.eval(), x).place.layer == "drop"  # of one side alone
+    assert anynan.compare(model.eval(), port, x).place.layer == "head"
 
 
 def test_a_relu_that_rounding_turns_ends_the_backward_pass_only() -> None:
@@ -326,14 +309,17 @@ def test_the_page_shows_the_place_and_every_layer(model: Net, port: Net, tmp_pat
     page = (tmp_path / "page.html").read_text()
     assert "First in `blocks.1.norm`" in page
     assert page.count("<rect") == len([row for row in found.rows if row.ratio is not None])
-    assert "http://" not in page.replace("http://www.w3.org", "")
-    assert len(page) < 100_000
 
 
-def test_nan_on_both_sides_is_no_silent_agreement() -> None:
+def test_nan_in_one_weight_is_told_as_that_and_on_both_sides_is_no_silent_agreement() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
-    model[0].weight.data[0, 0] = torch.nan
-    found = anynan.compare(model, copy.deepcopy(model), torch.ones(2, 4))
+    other, x = copy.deepcopy(model), torch.ones(2, 4)
+    other[0].weight.data[0, 0] = torch.nan
+    text = str(anynan.compare(model, other, x))
+    assert "First in `0`, which makes NaN or Inf in the second model alone" in text
+    assert "weight  0.weight holds NaN or Inf in one of the two, and not in the other" in text
+    assert "nowhere" not in text
+    found = anynan.compare(other, copy.deepcopy(other), x)
     assert not found.differs
     assert "both made NaN or Inf, first in `0`" in found.sentence()
 
@@ -355,16 +341,6 @@ def test_nan_of_both_backward_passes_is_said_with_its_place(other: float) -> Non
     assert "both made NaN or Inf, first of the backward pass in `inner`" in found.sentence()
 
 
-def test_nan_in_one_weight_is_told_as_that_and_not_as_a_number_of_times() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
-    other = copy.deepcopy(model)
-    other[0].weight.data[0, 0] = torch.nan
-    text = str(anynan.compare(model, other, torch.ones(2, 4)))
-    assert "First in `0`, which makes NaN or Inf in the second model alone" in text
-    assert "weight  0.weight holds NaN or Inf in one of the two, and not in the other" in text
-    assert "nowhere" not in text
-
-
 def test_shapes_that_differ_are_told_as_shapes() -> None:
     found = anynan.compare(nn.Linear(4, 3), nn.Linear(4, 5), torch.ones(2, 4))
     assert "makes (2, 3) in the first model and (2, 5) in the second" in found.sentence()
@@ -372,9 +348,8 @@ def test_shapes_that_differ_are_told_as_shapes() -> None:
 
 
 def test_a_batch_is_given_by_name() -> None:
-    model = nn.Linear(4, 2)
+    model, inputs = nn.Linear(4, 2), {"input": torch.ones(2, 4)}
     other = copy.deepcopy(model)
-    inputs = {"input": torch.ones(2, 4)}
     assert not anynan.compare(model, other, inputs=inputs).differs
     other.bias.data += 1
     assert anynan.compare(model, other, inputs=inputs).differs

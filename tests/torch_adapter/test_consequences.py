@@ -12,6 +12,7 @@ from torch.ao.quantization import MinMaxObserver
 import anynan
 from tests.failing import failure
 from tests.flat import split
+from tests.torch_adapter.cause_parts import Body
 from tests.torch_adapter.training import bad
 
 
@@ -98,19 +99,13 @@ def test_a_weight_that_was_bad_from_the_start_was_never_written(level: Any) -> N
 @LEVELS
 @torch.no_grad()
 def test_a_fault_beside_a_bad_weight_is_an_event_of_its_own(level: Any) -> None:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table, self.out = nn.Embedding(10, 8), nn.Linear(8, 1)
-
-        def forward(self, rows: torch.Tensor, by: float) -> torch.Tensor:
-            return torch.log(self.out(self.table(rows)).abs() + by)
-
-    model = Model()
-    model.table.weight[9] = math.nan
+    by = {3: -1e3}
+    log = Body(lambda x: torch.log(x.abs() + by.get(i, 1.0)))
+    model = nn.Sequential(nn.Embedding(10, 8), nn.Linear(8, 1), log)
+    model[0].weight[9] = math.nan
     tracker = anynan.torch.track(model, action="record", level=level)
     for i in range(5):
-        model(torch.tensor([1, 9 if i == 1 else 2]), -1e3 if i == 3 else 1.0)
+        model(torch.tensor([1, 9 if i == 1 else 2]))
     found = bad(tracker)
     assert [(event.phase, event.step) for event in found] == [("parameter", 0), ("forward", 3)]
     assert found[1].operation.name == "log"

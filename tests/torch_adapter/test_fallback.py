@@ -4,6 +4,7 @@ import gc
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from queue import SimpleQueue
 from typing import Any
 
@@ -17,13 +18,21 @@ from anynan._steps.framework import EVERY_OPERATION
 from anynan._steps.tracked import inside
 from tests.failing import failure
 from tests.flat import split
-from tests.torch_adapter import programs
 from tests.torch_adapter.cause_parts import Body
-from tests.torch_adapter.training import WORDS, Fault, bad, sgd, train
+from tests.torch_adapter.training import WORDS, Fault, Net, bad, sgd, train
 
 
 def named(event: Event) -> tuple[str | None, str, str | None]:
     return event.layer, event.phase, event.operation.name if event.operation else None
+
+
+def only(tracked: str, model: nn.Module, step: Any, **options: Any) -> Event:
+    """Track a model or its step for one call, and give the one bad event that is recorded."""
+    target = model if tracked == "model" else step
+    with anynan.torch.track(target, **split({"action": "record", **options})) as tracker:
+        (step if tracked == "model" else tracker)(torch.ones(2, 2))
+    (event,) = bad(tracker)
+    return event
 
 
 class Odd(nn.Module):
@@ -68,10 +77,7 @@ def test_level_operation_tells_of_the_run_it_saw(fault: Any, tracked: str, read:
         loss.backward()
         return loss
 
-    options = split({"level": "operation", "read": read, "action": "record"})
-    with anynan.torch.track(model if tracked == "model" else step, **options) as tracker:
-        (step if tracked == "model" else tracker)(torch.ones(2, 2))
-    (event,) = bad(tracker)
+    event = only(tracked, model, step, level="operation", read=read)
     assert named(event) == ("1", *TOLD[fault])
     assert model[1].replays == [False]
     assert not event.notes
@@ -80,9 +86,8 @@ def test_level_operation_tells_of_the_run_it_saw(fault: Any, tracked: str, read:
 @pytest.mark.tier(2)
 def test_level_operation_runs_compiled_code_again_which_it_cannot_see() -> None:
     compiled = torch.compile(nn.Sequential(nn.Linear(2, 2), Body(nan_forward)), backend="eager")
-    with anynan.torch.track(compiled, level="operation", action="record") as tracker:
-        compiled(torch.ones(2, 2)).sum().backward()
-    assert named(bad(tracker)[0]) == ("1", "forward", "log")
+    event = only("model", compiled, lambda x: compiled(x).sum().backward(), level="operation")
+    assert named(event) == ("1", "forward", "log")
 
 
 # A step that cannot be run again: the model's own call can.
@@ -93,22 +98,20 @@ def test_level_operation_runs_compiled_code_again_which_it_cannot_see() -> None:
 def test_the_models_own_call_is_run_again_where_the_step_shows_nothing(
     phase: str, read: Any
 ) -> None:
-    model = programs.Body(Fault())
+    model = Net()
     model.fault.armed, model.fault.at = phase, True
     data: SimpleQueue[Any] = SimpleQueue()
 
-    def step() -> torch.Tensor:
+    data.put(False)
+    data.put(True)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
         for _ in range(2):  # the fault is in the second call of two
-            harm = not data.empty() and data.get()
-            loss = model(torch.ones(2, 4), harm).sum()
+            loss = model(x.repeat(1, 2), not data.empty() and data.get()).sum()
             loss.backward()
         return loss
 
-    tracker = anynan.torch.track(step, advanced=anynan.Advanced(read=read), action="record")
-    data.put(False)
-    data.put(True)
-    tracker()
-    (event,) = bad(tracker)
+    event = only("step", model, step, read=read)
     assert named(event) == ("fault", phase, WORDS[phase])
     assert event.call == 1
     assert any("the model's call alone" in note for note in event.notes)
@@ -120,15 +123,12 @@ def test_a_gradient_that_came_into_the_models_call_was_made_outside_of_it() -> N
     data: SimpleQueue[Any] = SimpleQueue()
     data.put(0.0)
 
-    def step() -> torch.Tensor:
-        factor = 1.0 if data.empty() else data.get()
-        loss = (model(torch.ones(2, 2)) * factor).square().sum().sqrt()
+    def step(x: torch.Tensor) -> torch.Tensor:
+        loss = (model(x) * (1.0 if data.empty() else data.get())).square().sum().sqrt()
         loss.backward()
         return loss
 
-    tracker = anynan.torch.track(step, action="record")
-    tracker()
-    (event,) = bad(tracker)
+    event = only("step", model, step)
     assert named(event) == (None, "loss", None)
     assert "track the training step" not in event.cause.fix
 
@@ -216,35 +216,29 @@ def test_an_exception_over_something_else_stays_what_it_is(error: Any, level: An
 # Where nothing can be run again: the loss before its gradients, and no layer for its inputs.
 
 
-def _log(y: torch.Tensor) -> torch.Tensor:
-    return (y * 0 - 1).log().sum() * y.sum()
+WAYS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "loss": lambda y: (y * 0 - 1).log().sum() * y.sum(),
+    "gradient of the loss": lambda y: (y * 0).square().sum().sqrt(),
+}
 
 
-def _slope(y: torch.Tensor) -> torch.Tensor:
-    return (y * 0).square().sum().sqrt()
-
-
-@pytest.mark.parametrize("way", [_log, _slope])
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("tracked", ["model", "step"])
-def test_a_bad_loss_is_told_before_the_gradients_it_spoils(way: Any, tracked: str) -> None:
+def test_a_bad_loss_is_told_before_the_gradients_it_spoils(way: str, tracked: str) -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
 
     def step(x: torch.Tensor) -> torch.Tensor:
-        loss = way(model(x))
+        loss = WAYS[way](model(x))
         loss.backward()
         return loss.detach()
 
-    target, advanced = model if tracked == "model" else step, anynan.Advanced(replay=False)
-    with anynan.torch.track(target, advanced=advanced, action="record") as tracker:
-        (step if tracked == "model" else tracker)(torch.ones(2, 2))
-    (event,) = bad(tracker)
-    assert (event.layer, event.phase) == (None, "loss")
+    event = only(tracked, model, step, replay=False)
+    assert (event.layer, event.phase, event.tensor) == (None, "loss", way)
     assert ("track the training step" in event.cause.fix) == (tracked == "model")
-    assert event.tensor == ("loss" if way is _log else "gradient of the loss")
 
 
 def test_a_layer_with_bad_inputs_is_not_the_origin_where_nothing_is_run_again() -> None:
-    class Net(nn.Module):
+    class Decoding(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.fc, self.decoder = nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2), nn.ReLU())
@@ -252,10 +246,8 @@ def test_a_layer_with_bad_inputs_is_not_the_origin_where_nothing_is_run_again() 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.decoder(nan_forward(self.fc(x)))
 
-    model, advanced = Net(), anynan.Advanced(replay=False)
-    with anynan.torch.track(model, advanced=advanced, action="record") as tracker:
-        model(torch.ones(2, 2))
-    (event,) = bad(tracker)
+    model, advanced = Decoding(), anynan.Advanced(replay=False)
+    event = only("model", model, model, replay=False)
     assert (event.layer, event.phase) == ("", "forward")
     assert "decoder.0 received a bad input" in event.cause.text
     assert "between fc and decoder.0, in the model's own code" in event.cause.text
@@ -281,8 +273,7 @@ def test_a_gradient_is_named_in_the_part_that_made_it(level: Any) -> None:
             (loss * (0 * loss).sqrt() if how == "loss" else loss).backward()
     events = bad(tracker)
     assert [event.layer for event in events] == ["root", None]
-    assert (events[0].phase, events[0].kind) == ("backward", "posinf")
-    assert events[0].operation.name == "sqrt"
+    assert (*named(events[0]), events[0].kind) == ("root", "backward", "sqrt", "posinf")
 
 
 # No optimizer of PyTorch's to wait for.
@@ -338,14 +329,8 @@ def test_gradients_that_no_optimizer_takes_are_judged(way: str, read: Any) -> No
 
 def test_an_optimizer_that_comes_late_takes_the_hooks_off_the_weights() -> None:
     model = nn.Linear(2, 2)
-    optimizers: list[torch.optim.Optimizer] = []
-
-    def step(x: torch.Tensor) -> torch.Tensor:
-        if not optimizers:
-            optimizers.append(sgd(model))
-        return train(model, optimizers[0], x)
-
-    tracker = anynan.torch.track(step)
+    late = cache(lambda: sgd(model))
+    tracker = anynan.torch.track(lambda x: train(model, late(), x))
     tracker(torch.ones(2, 2))
     tracker(torch.ones(2, 2))
     assert not model.weight._backward_hooks
@@ -424,8 +409,7 @@ def test_a_model_that_was_dropped_before_its_backward_pass_has_its_operation(lev
     loss, optimizer, tracker, model = begin()
     loss.backward()
     optimizer.step()
-    (event,) = bad(tracker)
-    assert (event.layer, event.phase, event.operation.name) == ("", "backward", "sqrt")
+    assert named(*bad(tracker)) == ("", "backward", "sqrt")
     gc.collect()
     assert model() is None  # the loss, and so its graph, is still there
     del loss

@@ -42,9 +42,7 @@ class Net(nn.Module):
         self.calls += 1
         self.kept.append(self.calls)
         h = self.drop(self.norm(self.first(x)).tanh())
-        marked = int(x[0, 0] == 7)  # the batch that goes bad
-        out: Tensor = self.last(self.fault(h, marked))
-        return out
+        return self.last(self.fault(h, int(x[0, 0] == 7)))  # the batch that goes bad
 
 
 class Training:
@@ -80,12 +78,8 @@ class Training:
         keepers = [self.optimizer, self.schedule, self.scaler]
         return {
             **everything([self.model, self.average], keepers),
-            "generators": (
-                self.generator.get_state(),
-                self.numpy.bit_generator.state,
-                self.python.getstate(),
-            ),
-            "attributes": (self.model.calls, list(self.model.kept)),
+            "generators": (self.generator.get_state(), self.numpy.bit_generator.state),
+            "attributes": (self.model.calls, list(self.model.kept), self.python.getstate()),
             "optimizer attributes": sorted(vars(self.optimizer)),
         }
 
@@ -115,8 +109,7 @@ def test_the_batch_and_the_operation(every: int, how: str, word: str) -> None:
     event = found.event
     assert found.index == event.step == SPOILED
     assert found.batch is data[SPOILED]
-    told = event.layer, event.phase, event.operation.name
-    assert told == ("model.fault", how, word)
+    assert (event.layer, event.phase, event.operation.name) == ("model.fault", how, word)
     assert str(found).startswith(f"batch {SPOILED} is the first bad one\n\n")
     assert f"pass of step {SPOILED}" in str(found)
 
@@ -165,13 +158,6 @@ def test_a_batch_that_spoils_the_optimizers_state_only(every: int) -> None:
     assert (found.index, event.phase, event.parameter) == (SPOILED, "optimizer", "0.bias")
     assert any("looking at the state" in note for note in event.notes)
     assert "exp_avg" in str(found)
-
-
-@every_interval
-def test_no_bad_batch(every: int) -> None:
-    run = Training()
-    assert first_bad_batch(run.step, batches(None), every=every) is None
-    assert first_bad_batch(run.step, [], every=every) is None
 
 
 @every_interval
@@ -231,22 +217,29 @@ def test_a_batch_that_the_step_writes_into_is_said() -> None:
     assert any("writes into its batch" in note for note in found.event.notes)
 
 
-def test_a_window_is_run_again_no_further_than_to_the_bad_batch() -> None:
+def test_no_batch_is_taken_or_run_again_after_the_bad_one() -> None:
     run = Training()
+    taken: list[int] = []
     ran: list[int] = []
+
+    def stream() -> Iterator[Tensor]:
+        for i, x in enumerate(batches(40, 64)):
+            taken.append(i)
+            x[0, 1] = i
+            yield x
 
     def step(x: Tensor) -> Tensor:
         ran.append(int(x[0, 1]))
         return run.step(x)
 
-    data = batches(40, 64)
-    for i, x in enumerate(data):
-        x[0, 1] = i
-    found = first_bad_batch(step, data, every=64)
-    assert found.index == 40
-    assert ran[:64] == list(range(64))
-    # What the report's own second run adds to the list is taken back.
-    assert ran[64:] == list(range(41))
+    for every, ended in ((1, 41), (64, 64)):
+        found = first_bad_batch(step, stream(), every=every)
+        assert found.index == 40
+        assert taken == list(range(ended))
+        # What the report's own second run adds to the list is taken back.
+        assert ran == [*range(ended), *(range(41) if every > 1 else ())]
+        taken.clear()
+        ran.clear()
 
 
 @pytest.mark.parametrize("every", [1, 3])
@@ -271,6 +264,7 @@ def test_everything_is_left_as_found(
     before, held = run.state(), run.identities()
     versions = [p._version for p in run.model.parameters()]
     found = first_bad_batch(run.step, batches(spoiled), every=every)
+    assert first_bad_batch(run.step, [], every=every) is None
     assert (found is None) == (spoiled is None)
     assert_same(before, run.state())
     assert held == run.identities()
@@ -339,19 +333,6 @@ def test_other_objects_with_a_state(*, broken: bool) -> None:
     assert bool(meter.total) == broken
 
 
-def test_no_more_batches_are_taken_than_needed() -> None:
-    taken = []
-
-    def stream() -> Iterator[Tensor]:
-        for i, x in enumerate(batches()):
-            taken.append(i)
-            yield x
-
-    found = first_bad_batch(Training().step, stream())
-    assert found is not None
-    assert taken == list(range(SPOILED + 1))
-
-
 def in_a_function(step: Any) -> Any:
     return lambda x: step(x)
 
@@ -360,19 +341,10 @@ def tracked(run: Training) -> Any:
     return anynan.torch.track(run.step, action="record")
 
 
-def partial(run: Training) -> Any:
-    def step(model: nn.Module, optimizer: Any, x: Tensor) -> None:
-        optimizer.zero_grad()
-        model(x).sum().backward()
-        optimizer.step()
-
-    return functools.partial(step, run.model, run.optimizer)
-
-
 FORMS: dict[str, Callable[[Training], Any]] = {
     "method": lambda run: run.step,
     "function": lambda run: in_a_function(run.step),
-    "partial": partial,
+    "partial": lambda run: functools.partial(train, run.model, run.optimizer),
     "tracker": tracked,
     "tracker in a function": lambda run: in_a_function(tracked(run)),
     "of a tracked model": lambda run: (anynan.torch.track(run.model), run.step)[1],
@@ -435,16 +407,12 @@ def test_a_weight_that_is_bad_already() -> None:
     ("wrong", "error", "words"),
     [
         ({"step": nn.Linear(2, 2)}, TypeError, "a function that trains on one batch, not Linear"),
-        ({"step": nn.Linear}, TypeError, "not Linear"),
         ({"step": 3}, TypeError, "not int"),
         ({"batches": 3}, TypeError, "iterable of batches, not int"),
         ({"batches": {"x": 1}}, TypeError, "not dict"),
-        ({"batches": "abc"}, TypeError, "not str"),
         ({"every": 0}, ValueError, "every=0"),
         ({"every": True}, ValueError, "every=True"),
-        ({"every": 1.5}, ValueError, r"every=1\.5"),
         ({"action": "warn"}, TypeError, "sets action= by itself"),
-        ({"read": "end"}, TypeError, "sets read= by itself"),
         ({"evry": 2}, TypeError, "first_bad_batch.*'evry'; the options are every, state, "),
         ({"state": [3]}, TypeError, "state_dict and load_state_dict, not 3"),
     ],

@@ -59,12 +59,11 @@ def test_one_copy_to_the_host_a_step(compiled: bool) -> None:
         counts.append(copies(step))
     assert counts[1] - counts[0] == 1
     assert len(tracker.history) == 4
-    tracker.remove()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_autocast_training_names_the_operation(model: nn.Sequential, dtype: Any) -> None:
-    tracker = anynan.torch.track(model)
+    anynan.torch.track(model)
     optimizer = torch.optim.AdamW(model.parameters())
     x = torch.randn(8, 64, device="cuda")
     for shift in (100.0, 100.0, -100.0):
@@ -78,7 +77,6 @@ def test_autocast_training_names_the_operation(model: nn.Sequential, dtype: Any)
     event = failure(optimizer.step)
     assert (event.layer, event.phase, event.step) == ("1", "forward", 2)
     assert event.operation.name == "log"
-    tracker.remove()
 
 
 def test_compiled_with_cuda_graphs(model: nn.Sequential) -> None:
@@ -95,7 +93,6 @@ def test_compiled_with_cuda_graphs(model: nn.Sequential) -> None:
         with pytest.raises(NonFiniteError):
             call(x)
             tracker.flush()
-    tracker.remove()
 
 
 def test_a_graph_captured_by_hand(model: nn.Sequential) -> None:
@@ -113,17 +110,15 @@ def test_a_graph_captured_by_hand(model: nn.Sequential) -> None:
         graph.replay()
         event = failure(tracker.flush)
     assert event.layer == "0"
-    tracker.remove()
 
 
 def test_the_user_stream_is_the_one_that_is_read(model: nn.Sequential) -> None:
-    tracker = anynan.torch.track(model)
+    anynan.torch.track(model)
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream), torch.no_grad():
         model(torch.randn(8, 64, device="cuda"))
         with pytest.raises(NonFiniteError):
             model(torch.full((8, 64), torch.nan, device="cuda"))
-    tracker.remove()
 
 
 def test_slots_stay_on_the_device(model: nn.Sequential) -> None:
@@ -131,4 +126,3 @@ def test_slots_stay_on_the_device(model: nn.Sequential) -> None:
     (board,) = inside(tracker).judge.adapter.graphs.boards
     assert board._memory.is_cuda
     assert board.layers[0].forward.pair.data_ptr() % 16 == 0
-    tracker.remove()

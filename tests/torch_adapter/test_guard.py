@@ -109,26 +109,22 @@ def train_demo(bug: str, steps: int) -> Any:
 
 @pytest.mark.tier(2)
 @pytest.mark.filterwarnings("ignore::anynan.AnynanWarning")
-def test_an_explosion_is_told_before_the_first_nan_with_how_far_since_when_and_where() -> None:
+def test_an_explosion_alone_is_told_before_the_first_nan_with_how_far_since_when_and_where() -> (
+    None
+):
+    assert train_demo("", 60).events == ()
     with pytest.raises(anynan.NonFiniteError) as caught:
         train_demo("lr", 120)
     struck = caught.value.event
     told = [event for event in caught.value.tracker.events if event.severity == "suspect"]
     assert {event.kind for event in told} == {"spike"}
-    first = told[0]
+    first, evidence = told[0], told[0].cause.evidence
     assert first.step <= struck.step - 5
-    assert struck.kind in ("nan", "posinf", "neginf")
     assert first.cause.tag == "exploding_gradient"
-    assert f"times the median of the {first.step} updates before" in first.cause.evidence
-    assert "; largest in " in first.cause.evidence
-    assert "is usual; norm " in first.cause.evidence
-    assert first.cause.evidence.endswith(f" at step {first.step}"), "steps are the training's"
-
-
-@pytest.mark.tier(2)
-@pytest.mark.filterwarnings("error::anynan.AnynanWarning")
-def test_the_fixed_demo_is_not_told_anything() -> None:
-    assert train_demo("", 60).events == ()
+    assert f"times the median of the {first.step} updates before" in evidence
+    assert "; largest in " in evidence
+    assert "is usual; norm " in evidence
+    assert evidence.endswith(f" at step {first.step}"), "steps are the training's"
 
 
 @every_read

@@ -112,12 +112,15 @@ class Count(TorchDispatchMode):
 
 
 class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.fault, self.last = nn.Linear(4, 4), Fault(), nn.Linear(4, 2)
+    """Two layers around a fault."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.last(self.fault(self.first(x)).tanh())
+    def __init__(self, fault: Fault | None = None, *, width: int = 4, out: int = 2) -> None:
+        super().__init__()
+        self.fault = fault or Fault()
+        self.first, self.last = nn.Linear(4, width), nn.Linear(width, out)
+
+    def forward(self, x: torch.Tensor, turn: int | None = None) -> torch.Tensor:
+        return self.last(self.fault(self.first(x), turn).tanh())
 
 
 def small() -> nn.Sequential:
