@@ -4,6 +4,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -31,29 +32,31 @@ class Bad(nn.Module):
 
 
 @contextmanager
-def beside(work: Callable[[], None]) -> Iterator[list[BaseException]]:
-    """Repeat some work in another thread; give what it raised."""
-    raised: list[BaseException] = []
-    over = threading.Event()
-    began = threading.Event()
+def beside(work: Callable[[], None]) -> Iterator[None]:
+    """Repeat some work in another thread, which must raise nothing."""
+    over, began = threading.Event(), threading.Event()
 
     def run() -> None:
         try:
             while not over.is_set():
                 work()
                 began.set()
-        except BaseException as error:
-            raised.append(error)
-        began.set()
+        finally:
+            began.set()
 
-    thread = threading.Thread(target=run)
-    thread.start()
-    began.wait()
-    try:
-        yield raised
-    finally:
-        over.set()
-        thread.join()
+    with ThreadPoolExecutor() as pool:
+        thread = pool.submit(run)
+        began.wait()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.result()
+
+
+def thrice(call: Callable[[Tensor], object]) -> None:
+    for _ in range(3):
+        call(torch.ones(1, 2))
 
 
 def training() -> Callable[[], None]:
@@ -79,10 +82,8 @@ def test_another_thread_trains_its_own_model(tracked: str) -> None:
     model = Bad(0.02)
     target: Any = model if tracked == "model" else lambda x: model(x)
     tracker = anynan.torch.track(target, action="record")
-    with beside(training()) as raised:
-        for _ in range(3):
-            (model if tracked == "model" else tracker)(torch.ones(1, 2))
-    assert raised == []
+    with beside(training()):
+        thrice(model if tracked == "model" else tracker)
     assert tracker.events[0].operation is not None, "it was run again"
 
 
@@ -90,10 +91,8 @@ def test_threads_that_share_a_tracked_model() -> None:
     told: list[anynan.Event] = []  # each as it comes: the tracker counts them with the first
     model = Bad(0.01)
     tracker = anynan.torch.track(model, action=told.append)
-    with beside(lambda: model(torch.ones(1, 2))) as raised:
-        for _ in range(3):
-            model(torch.ones(1, 2))
-    assert raised == []
+    with beside(lambda: model(torch.ones(1, 2))):
+        thrice(model)
     assert {(event.layer, event.kind) for event in told} == {("", "nan")}
     assert any("another thread" in note for event in told for note in event.notes)
     assert sum(event.times for event in tracker.events) == len(told)
@@ -116,8 +115,7 @@ def test_buffers_that_another_thread_updates_keep_its_updates() -> None:
     model = Counter()
     anynan.torch.track(model, action="record")
     with beside(lambda: model(torch.ones(1, 2))):
-        for _ in range(3):
-            model(torch.ones(1, 2))
+        thrice(model)
     assert int(model.count) == len(calls)
 
 
@@ -154,8 +152,7 @@ def test_random_numbers_of_another_thread_do_not_repeat(draw: Callable[[], float
 
     step = anynan.torch.track(step, action="record")
     with beside(others):
-        for _ in range(3):
-            step(torch.ones(1, 2))
+        thrice(step)
     assert len(set(drawn)) == len(drawn)
     assert any("random numbers" in note for event in step.events for note in event.notes)
 
@@ -172,9 +169,8 @@ def test_what_counts_operations_does_not_count_those_of_a_replay() -> None:
 
 
 def in_a_thread(work: Callable[[], object]) -> None:
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
+    with ThreadPoolExecutor() as pool:
+        pool.submit(work).result()
 
 
 @pytest.mark.parametrize("end", ["validation", "remove", "raised", "thread"])
@@ -207,10 +203,7 @@ def test_what_watches_operations_goes_in_the_middle_of_a_step(end: str) -> None:
 
     before, model = seams(), nn.Linear(2, 1)
     tracker = anynan.torch.track(model, level="operation")
-    if end == "thread":
-        in_a_thread(call)
-    else:
-        call()
+    in_a_thread(call) if end == "thread" else call()
     getattr(tracker, "pause" if end == "pause" else "remove")()
     assert seams() == before
     assert not hooks_on(model)

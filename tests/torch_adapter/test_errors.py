@@ -209,11 +209,10 @@ def test_weights_that_change_while_no_layer_runs_are_still_told():
 def test_the_operands_of_linear_have_their_names_in_the_order_in_which_it_is_written():
     layer = nn.Linear(3, 2)
     anynan.torch.track(layer)
-    with pytest.raises(anynan.NonFiniteError) as caught:
-        layer(torch.full((4, 3), torch.nan))
-    operation = caught.value.event.operation
+    event = failure(layer, torch.full((4, 3), torch.nan))
+    operation = event.operation
     assert operation.operands == ("x", "weight", "bias")
     assert [x.shape for x in operation.inputs] == [(4, 3), (3, 2), (2,)]
-    rows = [x.split()[1] for x in str(caught.value).splitlines() if x.startswith("  input ")]
+    rows = [x.split()[1] for x in str(event).splitlines() if x.startswith("  input ")]
     assert rows == ["x:", "weight:", "bias:"]
-    assert anynan.Event.from_json(caught.value.event.to_json()).operation == operation
+    assert anynan.Event.from_json(event.to_json()).operation == operation
