@@ -1,5 +1,6 @@
 """Every way in tells of the same fault what ``track(step)`` tells of it."""
 
+import functools
 from typing import Any
 
 import pytest
@@ -62,43 +63,40 @@ def batches() -> torch.utils.data.DataLoader:
     return torch.utils.data.DataLoader(BATCHES, batch_size=2)
 
 
-def step(where: str, folder: Any, prepare: Any = lambda *given: given) -> Any:
+def loop(
+    where: str,
+    folder: Any,
+    *,
+    tracked: bool = True,
+    whole: bool = False,
+    prepare: Any = lambda *given: given,
+) -> Any:
     net = Net(where)
     net, loader, optimizer, rates = prepare(net, batches(), *optimizers(net, where))
 
-    @anynan.torch.track(action="record")
-    def train(x):
+    def train(x: torch.Tensor) -> torch.Tensor:
         loss = loss_of(net, x, where)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         return loss
 
+    tracker: Any = tracked and anynan.torch.track(train if whole else net, action="record")
     for x in loader:
-        train(x)
+        (tracker if whole else train)(x)
         rates.step()
-    return train.events
+    if not tracked:
+        return None
+    tracker.remove()
+    return tracker.events
+
+
+step = functools.partial(loop, whole=True)
 
 
 def accelerate(where: str, folder: Any) -> Any:
     library = pytest.importorskip("accelerate")
-    return step(where, folder, library.Accelerator(cpu=True).prepare)
-
-
-def loop(where: str, folder: Any, *, tracked: bool = True) -> Any:
-    net = Net(where)
-    optimizer, rates = optimizers(net, where)
-    tracker = anynan.torch.track(net, action="record") if tracked else None
-    for x in batches():
-        loss = loss_of(net, x, where)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        rates.step()
-    if tracker is None:
-        return None
-    tracker.remove()
-    return tracker.events
+    return step(where, folder, prepare=library.Accelerator(cpu=True).prepare)
 
 
 def unedited(door: Any) -> Any:
