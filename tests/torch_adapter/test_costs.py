@@ -67,8 +67,7 @@ class Program:
         """Run the step that fails; of an optimizer's fault that is the next one."""
         x = torch.randn(3, 4)
         self.on = True
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", anynan.AnynanWarning)
+        with warnings.catch_warnings(action="ignore", category=anynan.AnynanWarning):
             if self.fault == "input":
                 x[0, 0] = NAN
             if self.fault == "weight":
@@ -80,6 +79,14 @@ class Program:
                 except anynan.NonFiniteError:
                     self.optimizer.zero_grad()
         self.on = False
+
+
+def warm(fault: str, **options: Any) -> Program:
+    """Make a program whose first steps, which cost more, are over."""
+    program = Program(fault, **options)
+    program.clean()
+    program.clean()
+    return program
 
 
 step_or_model = pytest.mark.parametrize("model", [False, True], ids=["step", "model"])
@@ -120,14 +127,11 @@ def usual(program: Program) -> int:
 def test_a_fault_has_one_second_run_and_no_search_of_the_heap(
     fault: str, level: Any, model: bool
 ) -> None:
-    program = Program(fault, model=model, level=level, action="record")
-    program.clean()
-    program.clean()
+    program = warm(fault, model=model, level=level, action="record")
     with counted() as counts:
         program.fail()
     assert len(bad(program.tracker)) == 1
-    assert counts["runs"] <= 1
-    assert counts["trials"] <= 1
+    assert max(counts["runs"], counts["trials"]) <= 1
     assert counts["searches"] == 0
     assert counts["evidence"] <= 2  # of what is bad, and of the batch where that came in bad
     assert counts["looks"] <= 3
@@ -139,9 +143,7 @@ def test_the_cost_of_a_fault_is_linear_in_the_number_of_layers(fault: str, level
     Program(fault, model=False, level=level, action="record").fail()  # what is loaded once
     found = []
     for depth in (20, 40, 80):
-        program = Program(fault, model=False, level=level, action="record", depth=depth)
-        program.clean()
-        program.clean()
+        program = warm(fault, model=False, level=level, action="record", depth=depth)
         found.append(calls(program.fail))
     assert found[2] - found[1] < 2.4 * (found[1] - found[0])
 
@@ -156,13 +158,10 @@ def test_the_cost_of_a_fault_is_linear_in_the_number_of_layers(fault: str, level
     ],
 )
 def test_the_steps_after_a_fault_cost_what_they_did(fault: str, options: Any) -> None:
-    program = Program(fault, model=False, **options)
-    program.clean()
-    program.clean()
+    program = warm(fault, model=False, **options)
     before = usual(program)
     program.fail()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", anynan.AnynanWarning)
+    with warnings.catch_warnings(action="ignore", category=anynan.AnynanWarning):
         program.clean()  # it sees what was left behind
         program.clean()
     events = len(program.tracker.events)
@@ -296,7 +295,6 @@ def test_a_step_that_draws_nothing_takes_the_state_of_numpy_once(
 
 
 CHANGES: dict[str, Callable[[], object]] = {
-    "numbers": lambda: np.random.rand(),  # noqa: NPY002
     "a normal number": lambda: np.random.randn(),  # noqa: NPY002
     "all words": lambda: np.random.bytes(4 * 624),  # noqa: NPY002  the place is the same after it
     "another": lambda: np.random.seed(3),  # noqa: NPY002

@@ -23,14 +23,11 @@ from tests.failing import failure  # noqa: E402
 from tests.processes import python  # noqa: E402
 
 
-class Encoder(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-        self.shift = 10.0
+class Encoder(nn.Linear):
+    shift = 10.0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.log(self.linear(x) + self.shift)
+        return torch.log(super().forward(x) + self.shift)
 
 
 class Lit(lightning.LightningModule):
@@ -39,7 +36,7 @@ class Lit(lightning.LightningModule):
     def __init__(self, where: str | None = None) -> None:
         super().__init__()
         self.where = where
-        self.encoder = Encoder()
+        self.encoder = Encoder(4, 4)
         self.parts = nn.ModuleDict({"head": nn.Linear(4, 1)})
 
     def training_step(self, batch: list[torch.Tensor], index: int) -> torch.Tensor:
@@ -60,9 +57,7 @@ class Lit(lightning.LightningModule):
 
 
 class Manual(Lit):
-    def __init__(self, where: str | None = None) -> None:
-        super().__init__(where)
-        self.automatic_optimization = False
+    automatic_optimization = False
 
     def training_step(self, batch: list[torch.Tensor], index: int) -> torch.Tensor:
         optimizer = self.optimizers()
@@ -290,10 +285,7 @@ def test_what_an_evaluation_only_logs_is_told_with_its_operation(log: str) -> No
     class Logged(Lit):
         def validation_step(self, batch: list[torch.Tensor], index: int) -> None:
             made = (self.parts["head"](batch[0]) * 0).log().mean()
-            if log == "log":
-                self.log("loss", made)
-            else:
-                self.log_dict({"loss": made})
+            self.log("loss", made) if log == "log" else self.log_dict({"loss": made})
 
     module, monitor = Logged(), anynan.lightning.Monitor(action="record")
     trainer = trainer_of(monitor)
