@@ -413,9 +413,8 @@ class Tail:
 
         One that an operation made, of what is not there any more, is not said to have come in.
         """
-        stand = x.detach()
-        if copied:
-            stand = stand.clone()
+        with but(watcher, busy=True):  # it is no operation of the program's
+            stand = x.detach().clone() if copied else x.detach()
         if grad and (x.is_floating_point() or x.is_complex()):
             stand.requires_grad_()
         known = None if lost else self._known(ref)
