@@ -1,24 +1,24 @@
-"""Time ``anynan.check`` and ``summarize`` on one clean array beside what else looks at it.
+"""Time ``anynan.check`` and ``summarize`` on one clean array, and tracked array code.
 
-The contestants take turns in one process; medians of their times are divided by that of
-``x.min(), x.max()``, two passes over the array and the least that people write who know that a
-NaN shows in both. Run it with nothing else on the machine: ``make bench``.
+On the array, beside what else looks at it: medians are divided by that of ``x.min(), x.max()``, two
+passes over the array and the least that people write who know that a NaN shows in both. The
+contestants take turns in one process. Run it with nothing else on the machine: ``make bench``.
 """
 
-import statistics
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
 import numpy as np
 
 import anynan
-from tests.benchmarks.timing import machine, options, publish, ratios, table
+from tests.benchmarks.timing import machine, options, publish, ratios, rows, table
 
 BYTES = 64 * 2**20
 BASE = "x.min(), x.max()"
 DTYPES = ("float32", "float64", "float16", "complex64")
 GOAL = {"float32": "<= 1.00"}
+LEVELS = ("step", "layer", "operation")
+COUNTS = (1, 5, 50, 200)
 
 
 def contestants(x: np.ndarray[Any, Any]) -> dict[str, Callable[[], object]]:
@@ -52,9 +52,6 @@ def measure(dtype: str, rounds: int) -> dict[str, float]:
     return ratios(contestants(x), BASE, rounds, warm=1)
 
 
-SIZES = (1_000, 100_000, 4_000_000)
-
-
 def normalise(x: np.ndarray[Any, Any]) -> Any:
     """Stand for array code: eleven operations."""
     y = np.exp(-x * x)
@@ -70,40 +67,30 @@ def by_element(x: np.ndarray[Any, Any]) -> Any:
     return np.float64(total)
 
 
-LEVELS = ("step", "layer", "operation")
+def over_itself(
+    function: Any, args: tuple[Any, ...], levels: tuple[str, ...], calls: int, rounds: int
+) -> list[str]:
+    """Measure a tracked function beside itself, so many calls in a turn; give a cell by level."""
+    runs: dict[str, Any] = {"": function}
+    runs |= {level: anynan.track(function, level=cast(Any, level)) for level in levels}
+    turns = {name: lambda run=run: [run(*args) for _ in range(calls)] for name, run in runs.items()}
+    found = ratios(turns, "", rounds, warm=1)
+    return [f"{found[level]:.2f}" for level in levels]
 
 
-def tracked(rounds: int) -> str:
-    """Measure tracked functions beside the functions themselves; return a Markdown table."""
-    lines = [
-        "| function | elements of float64 | " + " | ".join(f'`level="{x}"`' for x in LEVELS) + " |",
-        "|---|---|---|---|---|",
-        "| goal for anynan | 1 000 | <= 1.05, of a loop <= 1.02 | | |",
-    ]
-    cases = [("eleven operations", normalise, size) for size in SIZES]
-    for name, function, size in [*cases, ("a loop over its elements", by_element, 1000)]:
+def tracked(rounds: int) -> Iterator[list[str]]:
+    """Measure tracked functions at each level; yield the rows of a table."""
+    yield ["function", "elements of float64", *(f'`level="{level}"`' for level in LEVELS)]
+    yield ["goal for anynan", "1 000", "<= 1.05, of a loop <= 1.02", "", ""]
+    sizes = (1_000, 100_000, 4_000_000)
+    cases = [("eleven operations", normalise, size, max(1, 100_000 // size)) for size in sizes]
+    for name, function, size, calls in [
+        *cases,
+        ("a loop over its elements", by_element, 1000, 10),
+    ]:
         x = np.random.default_rng(0).standard_normal(size)
-        runs: Any = function, *(anynan.track(function, level=cast(Any, level)) for level in LEVELS)
-        repeat = max(1, 100_000 // size) if function is normalise else 10
-        times: list[list[float]] = []
-        for _ in range(rounds + 1):
-            took = []
-            for number, run in enumerate(runs):
-                # A recorder takes its time: it need not do so as often.
-                calls = repeat if number < 2 else max(1, repeat // 10)
-                start = time.perf_counter()
-                for _ in range(calls):
-                    run(x)
-                took.append((time.perf_counter() - start) / calls)
-            times.append(took)
-        plain, *ours = (statistics.median(column) for column in zip(*times[1:], strict=True))
-        cells = " | ".join(f"{each / plain:.2f}" for each in ours)
-        lines.append(f"| {name} | {size:,} | {cells} |".replace(",", " "))
-    return "\n".join(lines)
-
-
-COUNTS = (1, 5, 50, 200)
-SHAPE = (10, 10)
+        cells = over_itself(function, (x,), LEVELS, calls, rounds)
+        yield [name, f"{size:,}".replace(",", " "), *cells]
 
 
 def mix(arrays: Iterable[Any]) -> Any:
@@ -136,29 +123,17 @@ def given(arrays: list[Any]) -> dict[str, tuple[Any, tuple[Any, ...]]]:
     }
 
 
-def many(rounds: int) -> str:
-    """Measure functions of many small arrays beside themselves; return a Markdown table."""
-    heads = " | ".join(f"{count} arrays" if count > 1 else "1 array" for count in COUNTS)
-    rows = dict.fromkeys(given([]), "")
+def many(rounds: int) -> Iterator[list[str]]:
+    """Measure functions of many small arrays; yield the rows of a table."""
+    heads = [f"{count} arrays" if count > 1 else "1 array" for count in COUNTS]
+    yield ["arrays of 10 x 10, in", *heads]
+    yield ["goal for anynan", *[""] * (len(COUNTS) - 1), "<= 3"]
+    lines: dict[str, list[str]] = {name: [name] for name in given([])}
     for count in COUNTS:
-        arrays = [np.random.default_rng(i).standard_normal(SHAPE) for i in range(count)]
+        arrays = [np.random.default_rng(i).standard_normal((10, 10)) for i in range(count)]
         for name, (function, args) in given(arrays).items():
-            runs = function, anynan.track(function)
-            repeat = max(1, 2000 // count)
-            times: list[list[float]] = []
-            for _ in range(rounds + 1):
-                took = []
-                for run in runs:
-                    start = time.process_time()
-                    for _ in range(repeat):
-                        run(*args)
-                    took.append(time.process_time() - start)
-                times.append(took)
-            plain, ours = (statistics.median(column) for column in zip(*times[1:], strict=True))
-            rows[name] += f" {ours / plain:.2f} |"
-    goal = "| goal for anynan |" + " |" * (len(COUNTS) - 1) + " <= 3 |"
-    lines = [f"| arrays of 10 x 10, in | {heads} |", "|---|" + "---|" * len(COUNTS), goal]
-    return "\n".join([*lines, *(f"| {name} |{cells}" for name, cells in rows.items())])
+            lines[name] += over_itself(function, args, ("step",), max(1, 2000 // count), rounds)
+    yield from lines.values()
 
 
 def main() -> None:
@@ -170,8 +145,8 @@ def main() -> None:
     )
     results = {dtype: measure(dtype, chosen.rounds) for dtype in DTYPES}
     publish("check", f"{when}{table(results, 'on 64 MB', GOAL)}\n", chosen.write)
-    publish("track", f"{when}{tracked(chosen.rounds)}\n", chosen.write)
-    publish("many", f"{when}{many(chosen.rounds)}\n", chosen.write)
+    publish("track", f"{when}{rows(*tracked(chosen.rounds))}\n", chosen.write)
+    publish("many", f"{when}{rows(*many(chosen.rounds))}\n", chosen.write)
 
 
 if __name__ == "__main__":

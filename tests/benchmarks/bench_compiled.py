@@ -4,7 +4,6 @@ The model is compiled whole (``fullgraph=True``, inductor), with and without tra
 their own copy and take turns.
 """
 
-import time
 from types import FunctionType
 
 import torch
@@ -13,7 +12,7 @@ from torch._inductor import config
 
 import anynan
 from tests.benchmarks.gpt import GPT, LARGE, SMALL, Size, publish_sizes, train_step
-from tests.benchmarks.timing import ratios
+from tests.benchmarks.timing import ratios, seconds
 
 BASE = "compiled, no tracking"
 GOALS = {SMALL.name: "step <= 1.02", LARGE.name: "step <= 1.02, layer <= 1.03"}
@@ -42,9 +41,7 @@ def measure(size: Size, rounds: int, device: str) -> dict[str, float]:
             anynan.torch.track(model)
         runs[name] = train_step(call, model, size, device)
         with config.patch(force_disable_caches=True):
-            start = time.perf_counter()
-            runs[name]()
-            first[name] = time.perf_counter() - start
+            first[name] = seconds(runs[name])
     del runs["warm up"]
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
     counters.clear()

@@ -6,68 +6,36 @@ in a process of its own. Run it with nothing else on the machine: ``make bench A
 one framework alone with ``python -m tests.benchmarks.bench_failing --part jax``.
 """
 
-import argparse
+import itertools
 import json
 import os
 import statistics
 import subprocess
 import sys
-import time
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
 import anynan
 from anynan._steps.tracked import inside
-from tests.benchmarks.timing import PAGE, machine, publish
+from tests.benchmarks.timing import machine, options, publish, rows, seconds
 
-PARTS = ("torch", "arrays", "jax", "keras-tensorflow", "keras-torch", "keras-jax")
 COLUMNS = (
     "program", "size", "other objects", "level", "clean step, ms", "bad step, s",
     "of a clean step", "of a first call", "later steps",
 )  # fmt: skip
 GOALS = ("goal", "", "", "", "", "PyTorch <= 2", "PyTorch <= 40", "JAX, Keras <= 3", "<= 1.20")
-
-
-@dataclass(frozen=True)
-class Row:
-    """Hold what was measured of one program: seconds, and the later steps over clean ones."""
-
-    program: str
-    size: str
-    heap: int
-    level: str
-    first: float
-    clean: float
-    bad: float
-    later: float
-
-    def cells(self) -> list[str]:
-        """Give its cells in the table."""
-        ratios = self.bad / self.clean, self.bad / self.first, self.later
-        return [
-            self.program, self.size, f"{self.heap:,}".replace(",", " "), self.level,
-            f"{1e3 * self.clean:.2f}", f"{self.bad:.2f}", *(f"{x:.2f}" for x in ratios),
-        ]  # fmt: skip
-
+LEVELS = ("step", "layer", "operation")
 
 # Runs a step: with a batch that holds a NaN, or with a good one.
 Step = Callable[[bool], object]
 
 
-def timed(step: Step, *, bad: bool = False) -> float:
-    """Run one step and give the seconds it took."""
-    start = time.perf_counter()
-    step(bad)
-    return time.perf_counter() - start
-
-
 def measure(
     make: Callable[[], Step], program: str, size: str, level: str, heap: int = 0, rounds: int = 60
-) -> Row:
-    """Measure a program beside its clean twin.
+) -> list[str]:
+    """Measure a program beside its clean twin; give the cells of the table.
 
     Args:
         make: Gives a step that is tracked already, of weights of its own.
@@ -80,23 +48,24 @@ def measure(
     held = [[number] for number in range(heap // 2)]  # each holds an int of its own, too
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        clean, other = make(), make()
-        first = timed(clean)
-        for step in (clean, other, clean, other):
+        twin, other = make(), make()
+        first = seconds(twin, False)
+        for step in (twin, other, twin, other):
             step(False)
-        before = statistics.median(timed(clean) for _ in range(rounds))
-        bad = timed(other, bad=True)
+        clean = statistics.median(seconds(twin, False) for _ in range(rounds))
+        bad = seconds(other, True)
         other(False)  # it sees what was left behind
-        pairs = [(timed(clean), timed(other)) for _ in range(rounds)]
+        pairs = [(seconds(twin, False), seconds(other, False)) for _ in range(rounds)]
     after, later = (statistics.median(column) for column in zip(*pairs, strict=True))
     del held
-    return Row(program, size, heap, level, first, before, bad, later / after)
+    found = bad / clean, bad / first, later / after
+    return [
+        program, size, f"{heap:,}".replace(",", " "), level,
+        f"{1e3 * clean:.2f}", f"{bad:.2f}", *(f"{ratio:.2f}" for ratio in found),
+    ]  # fmt: skip
 
 
-# What is measured of each framework.
-
-
-def torch_rows() -> Iterator[Row]:
+def torch_rows() -> Iterator[list[str]]:
     """Measure a PyTorch model and a training step, over layers and over the heap."""
     import torch
     from torch import nn
@@ -128,17 +97,13 @@ def torch_rows() -> Iterator[Row]:
 
         return step
 
-    for kind in ("model", "step"):
-        for level in ("step", "layer", "operation"):
-            for depth, heap in ((10, 0), (100, 0), (400, 0), (100, 1_000_000), (100, 4_000_000)):
-                yield measure(
-                    partial(make, kind, depth, level),
-                    f"PyTorch, track({kind})", f"{depth} layers", level, heap,
-                    8 if level == "operation" else 60,
-                )  # fmt: skip
+    sizes = (10, 0), (100, 0), (400, 0), (100, 1_000_000), (100, 4_000_000)
+    for kind, level, (depth, heap) in itertools.product(("model", "step"), LEVELS, sizes):
+        made, rounds = partial(make, kind, depth, level), 8 if level == "operation" else 60
+        yield measure(made, f"PyTorch, track({kind})", f"{depth} layers", level, heap, rounds)
 
 
-def array_rows() -> Iterator[Row]:
+def array_rows() -> Iterator[list[str]]:
     """Measure a NumPy function, over its arguments."""
     import numpy as np
 
@@ -151,16 +116,13 @@ def array_rows() -> Iterator[Row]:
         spoilt = [np.full(1000, np.nan), *good[1:]]
         return lambda bad: tracked(*(spoilt if bad else good))
 
-    for level in ("step", "layer", "operation"):
-        for count in (1, 5, 50, 200):
-            yield measure(
-                partial(make, count, level),
-                "NumPy, track(function)", f"{count} arguments", level,
-            )  # fmt: skip
+    for level, count in itertools.product(LEVELS, (1, 5, 50, 200)):
+        made = partial(make, count, level)
+        yield measure(made, "NumPy, track(function)", f"{count} arguments", level)
 
 
-def jax_rows() -> Iterator[Row]:
-    """Measure a jitted JAX training step, over its layers."""
+def jax_rows() -> Iterator[list[str]]:
+    """Measure a jitted JAX training step, over its layers, and a whole training."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -187,13 +149,9 @@ def jax_rows() -> Iterator[Row]:
 
         return step
 
-    for level in ("step", "layer"):
-        for depth in (5, 50):
-            yield measure(
-                partial(make, depth, level),
-                "JAX, track(step)", f"{depth} layers", level,
-            )  # fmt: skip
-    for level in ("step", "layer"):
+    for level, depth in itertools.product(LEVELS[:2], (5, 50)):
+        yield measure(partial(make, depth, level), "JAX, track(step)", f"{depth} layers", level)
+    for level in LEVELS[:2]:
         yield measure(partial(nested, level), "JAX, track(training)", "3 loops, nested", level)
 
 
@@ -242,7 +200,7 @@ def nested(level: Any) -> Step:
     return step
 
 
-def keras_rows() -> Iterator[Row]:
+def keras_rows() -> Iterator[list[str]]:
     """Measure what ``fit`` does for a batch, on the backend of this process."""
     import keras
     import numpy as np
@@ -262,45 +220,38 @@ def keras_rows() -> Iterator[Row]:
 
         return step
 
-    for level in ("step", "layer"):
-        for depth in (5, 20):
-            yield measure(
-                partial(make, depth, level),
-                f"Keras on {keras.backend.backend()}", f"{depth} layers", level,
-            )  # fmt: skip
+    name = f"Keras on {keras.backend.backend()}"
+    for level, depth in itertools.product(LEVELS[:2], (5, 20)):
+        yield measure(partial(make, depth, level), name, f"{depth} layers", level)
 
 
-def rows_of(part: str) -> Iterator[Row]:
-    """Give what is measured in one process."""
-    if part == "torch":
-        return torch_rows()
-    return {"arrays": array_rows, "jax": jax_rows}.get(part, keras_rows)()
+PARTS: dict[str, Callable[[], Iterator[list[str]]]] = {
+    "torch": torch_rows,
+    "arrays": array_rows,
+    "jax": jax_rows,
+    "keras-tensorflow": keras_rows,
+    "keras-torch": keras_rows,
+    "keras-jax": keras_rows,
+}
 
 
-def run_apart(part: str) -> list[Row]:
+def run_apart(part: str) -> list[list[str]]:
     """Measure a part in a process of its own."""
-    environ = dict(os.environ)
-    if part.startswith("keras-"):
-        environ["KERAS_BACKEND"] = part.removeprefix("keras-")
+    environ = os.environ | {"KERAS_BACKEND": part.removeprefix("keras-")}
     command = [sys.executable, "-m", "tests.benchmarks.bench_failing", "--part", part]
     done = subprocess.run(command, check=True, env=environ, stdout=subprocess.PIPE, text=True)
-    return [Row(**json.loads(line)) for line in done.stdout.splitlines() if line[:1] == "{"]
+    return [json.loads(line) for line in done.stdout.splitlines() if line[:2] == '["']
 
 
 def main() -> None:
     """Measure all parts and write the table, or print the rows of one."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--part", choices=PARTS)
-    parser.add_argument("--write", default=PAGE)
-    chosen, _ = parser.parse_known_args()
+    chosen = options(__doc__)
     if chosen.part is not None:
-        for row in rows_of(chosen.part):
-            print(json.dumps(asdict(row)), flush=True)
+        for cells in PARTS[chosen.part]():
+            print(json.dumps(cells), flush=True)
         return
-    rows = [row.cells() for part in PARTS for row in run_apart(part)]
-    lines = [COLUMNS, ["---"] * len(COLUMNS), GOALS, *rows]
-    text = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-    publish("failing", f"{machine('one thread of PyTorch')}.\n\n{text}\n", chosen.write)
+    found = rows(COLUMNS, GOALS, *(cells for part in PARTS for cells in run_apart(part)))
+    publish("failing", f"{machine('one thread of PyTorch')}.\n\n{found}\n", chosen.write)
 
 
 if __name__ == "__main__":

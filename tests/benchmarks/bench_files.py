@@ -13,13 +13,12 @@ import struct
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import numpy as np
 
 from anynan._apps.scan.scan import scan
-from tests.benchmarks.timing import machine, options, publish, ratios
+from tests.benchmarks.timing import machine, options, publish, ratios, rows, seconds
 
 BYTES, TENSORS = 1 << 30, 64
 BLOCK = 1 << 20
@@ -77,11 +76,7 @@ def memory(path: Path) -> int:
 
 def scanned(rounds: int) -> str:
     """Measure scans; return a Markdown table."""
-    lines = [
-        "| 1 GiB of | reading | `scan` | speed, of reading's | memory, MiB |",
-        "|---|---|---|---|---|",
-        "| goal | | | >= 0.80 | < 300 |",
-    ]
+    lines = [["goal", "", "", ">= 0.80", "< 300"]]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "weights.safetensors"
         for name in DTYPES:
@@ -90,11 +85,9 @@ def scanned(rounds: int) -> str:
                 {"read": lambda: read(path), "scan": lambda: list(scan([str(path)]))},
                 "read", rounds, warm=1,
             )  # fmt: skip
-            lines.append(
-                f"| {name} | 1.00 | {found['scan']:.2f} | {1 / found['scan']:.2f} "
-                f"| {memory(path)} |"
-            )
-    return "\n".join(lines)
+            took = found["scan"]
+            lines.append([name, "1.00", f"{took:.2f}", f"{1 / took:.2f}", str(memory(path))])
+    return rows(["1 GiB of", "reading", "`scan`", "speed, of reading's", "memory, MiB"], *lines)
 
 
 def opened() -> str:
@@ -106,9 +99,7 @@ def opened() -> str:
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "page.html"
-        start = time.perf_counter()
-        run.to_html(path)
-        made = time.perf_counter() - start
+        made = seconds(run.to_html, path)
         size = os.path.getsize(path) / 1e6
         said = f"{size:.2f} MB, written in {made:.1f} s"
         if chromium is None:
@@ -130,7 +121,7 @@ def main() -> None:
     when = f"{machine('four threads at most', f'NumPy {np.__version__}')}"
     text = f"{when}; medians of {chosen.rounds} interleaved rounds.\n\n{scanned(chosen.rounds)}\n"
     publish("scan", text, chosen.write)
-    publish("page", f"{machine()}: {opened()}.\n".replace(", :", ":"), chosen.write)
+    publish("page", f"{machine()}: {opened()}.\n", chosen.write)
 
 
 if __name__ == "__main__":

@@ -8,9 +8,7 @@ nothing else on the machine: ``make bench``.
 
 import contextlib
 import functools
-import statistics
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, cast
 
 import flax.linen as nn
@@ -21,7 +19,7 @@ from jax.experimental import checkify
 
 import anynan
 from anynan._steps.tracked import inside
-from tests.benchmarks.timing import machine, options, publish, ratios, table
+from tests.benchmarks.timing import machine, options, over, publish, ratios, seconds, table
 from tests.flat import split
 
 HEADS, BLOCKS, LETTERS, FIRST_CALLS = 4, 4, 64, 3
@@ -154,14 +152,6 @@ def finished(step: Callable[..., Any], args: tuple[Any, ...]) -> object:
     return jax.block_until_ready(step(*args))
 
 
-@contextlib.contextmanager
-def clock(times: dict[str, list[float]], name: str) -> Iterator[None]:
-    """Note how long something takes."""
-    start = time.perf_counter()
-    yield
-    times.setdefault(name, []).append(time.perf_counter() - start)
-
-
 def measure(rounds: int) -> tuple[dict[str, dict[str, float]], dict[str, float]]:
     """Return run and first-call times of each variant over those of the plain step.
 
@@ -176,28 +166,29 @@ def measure(rounds: int) -> tuple[dict[str, dict[str, float]], dict[str, float]]
                 continue
             jax.clear_caches()
             steps[name] = step = make()
-            with clock(first, name):
-                finished(step, args)
-    middle = {name: statistics.median(took) for name, took in first.items()}
+            first.setdefault(name, []).append(seconds(finished, step, args))
     results = {}
     for size in SIZES:
         fit = arguments(size)
         runs = {name: functools.partial(finished, step, fit) for name, step in steps.items()}
         results[size] = ratios(runs, BASE, rounds, seldom=SELDOM)
-    results[f"first call, {SMALL}"] = {name: took / middle[BASE] for name, took in middle.items()}
-    return results, {name: took / middle[BASE] for name, took in failing(steps, args).items()}
+    results[f"first call, {SMALL}"] = over(BASE, first)
+    failed = over(BASE, {BASE: first[BASE], **failing(steps, args)})
+    return results, {name: ratio for name, ratio in failed.items() if name != BASE}
 
 
-def failing(steps: dict[str, Callable[..., Any]], args: tuple[Any, ...]) -> dict[str, float]:
+def failing(steps: dict[str, Callable[..., Any]], args: tuple[Any, ...]) -> dict[str, list[float]]:
     """Return how long the report of an overflow takes that began in the third block."""
     params = jax.tree.map(lambda x: x, args[0])
     layer = params["params"]["block_2"]["up"]
     layer["kernel"] = layer["kernel"] * 1e38
-    times: dict[str, list[float]] = {}
-    for name in ("anynan track(step)", "jax_debug_nans", "checkify.float_checks"):
-        with clock(times, name), contextlib.suppress(FloatingPointError, checkify.JaxRuntimeError):
+
+    def fails(name: str) -> None:
+        with contextlib.suppress(FloatingPointError, checkify.JaxRuntimeError):
             finished(steps[name], (params, *args[1:]))
-    return {name: took for name, (took,) in times.items()}
+
+    names = "anynan track(step)", "jax_debug_nans", "checkify.float_checks"
+    return {name: [seconds(fails, name)] for name in names}
 
 
 def memory() -> tuple[int, int]:

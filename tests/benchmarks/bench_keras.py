@@ -10,14 +10,12 @@ import contextlib
 import itertools
 import multiprocessing as mp
 import os
-import statistics
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from tests.benchmarks.timing import machine, options, publish, ratios, table
+from tests.benchmarks.timing import machine, options, over, publish, ratios, seconds, table
 from tests.flat import split
 
 BLOCKS, WIDTH, BATCH, KINDS, FIRST_CALLS = 13, 256, 256, 10, 2
@@ -149,13 +147,10 @@ def serve(name: str, threads: int, pipe: Any) -> None:
         if fit is not None:
             fit.end()
         fit = Fit(name, 1 if asked == "warm" else BLOCKS, jit=asked == "xla")
-        start = time.perf_counter()
         try:
-            fit.first()
+            pipe.send(seconds(fit.first))
         except tf.errors.InvalidArgumentError:
             pipe.send(None)
-        else:
-            pipe.send(time.perf_counter() - start)
 
 
 def ask(pipe: Any, what: str) -> Any:
@@ -193,8 +188,7 @@ def measure(rounds: int, threads: int) -> dict[str, dict[str, float]]:
                         first.setdefault(name, []).append(took)
             runs = {name: partial(ask, pipes[name], "step") for name in first}
             results[title] = ratios(runs, BASE, rounds)
-            middle = {name: statistics.median(times) for name, times in first.items()}
-            results[f"{title}, first"] = {n: took / middle[BASE] for n, took in middle.items()}
+            results[f"{title}, first"] = over(BASE, first)
     return results
 
 

@@ -4,11 +4,11 @@ A Trainer cannot take turns with another step by step, so short fits do, and the
 steps are compared.
 """
 
+import contextlib
+import itertools
 import logging
-import statistics
 import time
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import lightning
@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import anynan
 from tests.benchmarks.gpt import GPT, LARGE, SMALL, Size
-from tests.benchmarks.timing import machine, options, publish, table
+from tests.benchmarks.timing import machine, options, over, publish, table
 
 BASE = "Trainer, no tracking"
 GOALS = {
@@ -63,41 +63,27 @@ class Clock(lightning.Callback):
             self.times.append(time.perf_counter() - self._start)
 
 
-def batches(size: Size, steps: int) -> DataLoader[Any]:
-    """Make random tokens and targets."""
+def measure(size: Size, rounds: int, steps: int) -> dict[str, float]:
+    """Fit again and again, the variants in turn; return each median step over the untracked."""
     shape = (size.batch * steps, size.length)
     data = TensorDataset(*(torch.randint(0, size.vocabulary, shape) for _ in range(2)))
-    return DataLoader(data, batch_size=size.batch)
-
-
-def fits(size: Size, rounds: int, steps: int) -> Iterator[tuple[str, list[float]]]:
-    """Fit again and again, the variants in turn."""
-    loader = batches(size, steps)
-    for _ in range(rounds):
-        for name in (
-            BASE, ENDS, "Trainer, anynan track(module)", "Trainer(detect_anomaly=True)"
-        ):  # fmt: skip
-            module, clock = Module(size), Clock()
-            trainer = lightning.Trainer(
-                max_epochs=1, accelerator="cpu", callbacks=[clock], logger=False,
-                enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
-                detect_anomaly="detect" in name,
-            )  # fmt: skip
+    loader: DataLoader[Any] = DataLoader(data, batch_size=size.batch)
+    names = BASE, ENDS, "Trainer, anynan track(module)", "Trainer(detect_anomaly=True)"
+    times: dict[str, list[float]] = {name: [] for name in names}
+    for _, name in itertools.product(range(rounds), names):
+        module, clock = Module(size), Clock()
+        trainer = lightning.Trainer(
+            max_epochs=1, accelerator="cpu", callbacks=[clock], logger=False,
+            enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+            detect_anomaly="detect" in name,
+        )  # fmt: skip
+        with contextlib.ExitStack() as stack:
             if "anynan" in name:
-                with anynan.torch.track(module.gpt, level="step" if name == ENDS else "layer"):
-                    trainer.fit(module, loader)
-            else:
-                trainer.fit(module, loader)
-            yield name, clock.times
-
-
-def measure(size: Size, rounds: int, steps: int) -> dict[str, float]:
-    """Return each variant's median step over the untracked median."""
-    times: dict[str, list[float]] = {}
-    for name, values in fits(size, rounds, steps):
-        times.setdefault(name, []).extend(values)
-    base = statistics.median(times[BASE])
-    return {name: statistics.median(values) / base for name, values in times.items()}
+                level: Any = "step" if name == ENDS else "layer"
+                stack.enter_context(anynan.torch.track(module.gpt, level=level))
+            trainer.fit(module, loader)
+        times[name] += clock.times
+    return over(BASE, times)
 
 
 def main() -> None:

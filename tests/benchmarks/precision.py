@@ -30,7 +30,6 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 import anynan
 from anynan._apps.precision.precision import _Asking
-from anynan.torch.precision import Narrowed
 from anynan.torch.replay.names import canonical
 from tests.benchmarks.gpt import LARGE, SMALL, training
 from tests.benchmarks.timing import machine, publish
@@ -39,7 +38,6 @@ from tests.wild.suites import transformers as suite
 PAGE = Path("docs/precision-measured.md")
 WAYS = {"cast": "`.half()`", "autocast": "autocast"}
 FACTORS = [4.0**k for k in range(1, 14)]
-SEARCH = 900.0  # seconds in which every module and pair of modules is tried
 PLACING = ("full", "fill", "masked_fill", "where", "scalar_tensor", "triu", "tril", "pad")
 
 
@@ -171,43 +169,14 @@ def judged(step: Callable[..., Any], model: Any, how: str) -> dict[str, Found] |
     return judge.found
 
 
-def squares(out: Any) -> torch.Tensor:
-    """Make a loss of what has none."""
-    return sum((x.float().square().mean() for x in suite.learning(out)), torch.zeros(()))
-
-
-def finish(out: Any, factor: float) -> None:
-    """Go back from a model's loss, multiplied."""
-    loss = out if isinstance(out, torch.Tensor) else getattr(out, "loss", None)
-    if not isinstance(loss, torch.Tensor):
-        loss = squares(out)
-    (loss.float().sum() * factor).backward()
-
-
 class Case:
     """One architecture: a step of it, forward alone or with a scaled loss."""
 
     def __init__(self, kind: str) -> None:
         torch.manual_seed(0)
-        head = next(head for head in suite.HEADS if kind in suite.heads(head))
-        named = suite.heads(head)[kind]
-        made = getattr(transformers, named[0] if isinstance(named, list | tuple) else named)
-        config = suite.configuration(kind)
-        with torch.device("meta"):
-            size = sum(weight.numel() for weight in made(config).parameters())
-        if size > 3e6:
-            raise ValueError("too large")
-        self.model = made(config).eval()
-        self.given = suite.arguments(kind, head, config, self.model)
+        self.model, self.given = suite.made(kind, 3e6)
+        self.model.eval()
         self.factor: float | None = None
-
-    def run(self, model: Any, given: Any) -> Any:
-        """Call the model."""
-        return model(**given)
-
-    def target(self) -> Any:
-        """Give what is run forward."""
-        return self.model
 
     def __call__(self, model: Any, *, cast: bool = False, autocast: bool = False) -> Any:
         given = half(self.given, torch.float16) if cast else self.given
@@ -217,11 +186,9 @@ class Case:
             if self.factor is not None:
                 stack.enter_context(torch.autograd.set_detect_anomaly(True, check_nan=False))
             with torch.autocast("cpu", torch.float16, enabled=autocast):
-                out = self.run(model, given)
-            if self.factor is None:
-                return None
-            finish(out, self.factor)
-        return None
+                out = model(**given)
+            if self.factor is not None:
+                (suite.loss_of(out) * self.factor).backward()
 
 
 def targets(model: Any) -> list[str]:
@@ -257,17 +224,16 @@ def scaled(case: Case, name: str, how: str) -> tuple[float, dict[str, Found]] | 
 
 def predicted(case: Case, how: Any, *, plan: bool = False) -> Any:
     """Ask anynan, of the same step."""
-    given = case.given
     torch.manual_seed(0)
-    if case.factor is None:
+    model, factor = case.model, case.factor
+    if factor is None:
         with torch.no_grad():
-            return anynan.precision(case.target(), inputs=given, how=how, plan=plan)
-    model, factor, run = case.model, case.factor, case.run
+            return anynan.precision(model, inputs=case.given, how=how, plan=plan)
 
     def step(**given: Any) -> None:
-        finish(run(model, given), factor)
+        (suite.loss_of(model(**given)) * factor).backward()
 
-    return anynan.precision(step, inputs=given, how=how, plan=plan)
+    return anynan.precision(step, inputs=case.given, how=how, plan=plan)
 
 
 def verdict(report: Any, found: Found, phase: str, way: str) -> str:
@@ -311,21 +277,17 @@ def forward_pairs(kind: str) -> Iterator[dict[str, Any]]:
 
 
 def backward_pairs(kind: str) -> Iterator[dict[str, Any]]:
-    for how in ("cast", "autocast"):
-        yield from loss_pair(Case(kind), kind, how, 4)
-
-
-def loss_pair(case: Case, kind: str, how: str, first: int) -> Iterator[dict[str, Any]]:
     """Scale the loss until the backward pass breaks, and ask what does."""
-    for exponent in range(first, 40, 2):
-        case.factor = 2.0**exponent
-        found = judged(case, case.model, how)
-        if found is None or "forward" in found:
-            return
-        if "backward" in found:
+    for how in WAYS:
+        case = Case(kind)
+        for exponent in range(4, 40, 2):
+            case.factor = 2.0**exponent
+            found = judged(case, case.model, how)
+            if found != {}:
+                break
+        if found and "forward" not in found:
             name = f"loss * 2**{exponent}"
             yield told(case, kind, how, "backward", name, found["backward"])
-            return
 
 
 def told(case: Case, kind: str, how: str, phase: str, what: str, found: Found) -> dict[str, Any]:
@@ -381,50 +343,6 @@ def plans(kind: str) -> Iterator[dict[str, Any]]:
             row |= {"said": plan.finite, "layers": dict(plan.layers), "lines": len(plan.lines),
                     "runs": plan.runs}  # fmt: skip
         yield row
-        break
-
-
-def leaves(model: Any, kept: Any) -> int:
-    """Count the modules without parts that are kept."""
-    inside = {id(m) for name in kept for m in model.get_submodule(name).modules()}
-    return sum(id(m) in inside and not list(m.children()) for m in model.modules())
-
-
-def finite(case: Case, kept: dict[str, bool]) -> bool:
-    """Run for real with modules in float32, by the code that is printed."""
-    try:
-        return works(case, Narrowed(case.model, (), {}).code("float16", "cast", kept, 1.0))
-    except Exception:
-        return False
-
-
-def exhaustive(kind: str) -> Iterator[dict[str, Any]]:
-    """Compare a plan with the smallest of one or two modules that makes the model finite."""
-    case = Case(kind)
-    if judged(case, case.model, "cast") != {}:
-        return
-    for name in targets(case.model)[1:]:
-        case = Case(kind)
-        if scaled(case, name, "cast") is None:
-            continue
-        plan = predicted(case, "cast", plan=True).plan
-        mine = leaves(case.model, plan.layers)
-        lists = torch.nn.ModuleList | torch.nn.ModuleDict
-        paths = [n for n, m in case.model.named_modules() if n and not isinstance(m, lists)]
-        ways = [{n: back} for n in paths for back in (True, False)]
-        ways += [{a: x, b: y} for a, b in itertools.combinations(paths, 2)
-                 for x in (True, False) for y in (True, False)]  # fmt: skip
-        sized = sorted(((leaves(case.model, kept), i) for i, kept in enumerate(ways)))
-        best, tried, until = mine, 0, time.monotonic() + SEARCH
-        for size, i in sized:
-            if size >= mine or time.monotonic() > until:
-                break
-            tried += 1
-            if finite(case, ways[i]):
-                best = size
-                break
-        yield {"kind": kind, "phase": "exhaustive", "what": name, "mine": mine, "best": best,
-               "tried": tried, "whole": size >= mine or best < mine}  # fmt: skip
         break
 
 
@@ -502,12 +420,7 @@ def cost(rounds: int = 15) -> None:
     publish("cost", "\n".join([*lines, "", machine(f"torch {torch.__version__}") + ".", ""]), PAGE)
 
 
-PARTS = {
-    "exhaustive": exhaustive,
-    "forward": forward_pairs,
-    "backward": backward_pairs,
-    "plans": plans,
-}
+PARTS = {"forward": forward_pairs, "backward": backward_pairs, "plans": plans}
 
 
 def main() -> None:

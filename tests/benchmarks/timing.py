@@ -7,13 +7,26 @@ import platform
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from random import Random
 from types import MappingProxyType
 
 PAGE = Path("docs/benchmarks.md")
+
+
+def seconds(run: Callable[..., object], *args: object) -> float:
+    """Run something once, and give the seconds it took."""
+    start = time.perf_counter()
+    run(*args)
+    return time.perf_counter() - start
+
+
+def over(base: str, times: Mapping[str, list[float]]) -> dict[str, float]:
+    """Return each median over that of the base."""
+    middle = statistics.median(times[base])
+    return {name: statistics.median(values) / middle for name, values in times.items()}
 
 
 def ratios(
@@ -54,44 +67,43 @@ def ratios(
                 with around.get(name, nullcontext)():
                     for call in range(turn):
                         wait()
-                        start = time.perf_counter()
-                        run()
-                        wait()
+                        took = seconds(lambda run=run: (run(), wait()))
                         if i >= warm and call >= turn // 4:
-                            times[name].append(time.perf_counter() - start)
-    middle = statistics.median(times[base])
-    return {name: statistics.median(values) / middle for name, values in times.items()}
+                            times[name].append(took)
+    return over(base, times)
+
+
+def rows(head: Iterable[str], *lines: Iterable[str]) -> str:
+    """Return cells as a Markdown table."""
+    head = list(head)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *lines))
 
 
 def table(results: Mapping[str, Mapping[str, float]], corner: str, goals: Mapping[str, str]) -> str:
     """Return results by column and row as a Markdown table; what is missing was refused."""
-    columns = list(results)
-    lines = [
-        f"| {corner} | " + " | ".join(columns) + " |",
-        "|---|" + "---|" * len(columns),
-        "| goal for anynan | " + " | ".join(goals.get(c, "") for c in columns) + " |",
-    ]
+    lines = [["goal for anynan", *(goals.get(column, "") for column in results)]]
     for name in next(iter(results.values())):
-        cells = [f"{results[c][name]:.2f}" if name in results[c] else "refused" for c in columns]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        found = [column.get(name) for column in results.values()]
+        lines.append([name, *("refused" if x is None else f"{x:.2f}" for x in found)])
+    return rows([corner, *results], *lines)
 
 
 def machine(*software: str) -> str:
     """Say when and on what something was measured."""
     return (
         f"Measured {dt.datetime.now(dt.UTC):%Y-%m-%d} on {os.cpu_count()} cores "
-        f"({platform.machine()}), Python {platform.python_version()}, {', '.join(software)}"
-    )
+        f"({platform.machine()}), Python {platform.python_version()}"
+    ) + "".join(f", {name}" for name in software)
 
 
-def options(description: str | None, **defaults: int) -> argparse.Namespace:
+def options(description: str | None, rounds: int = 40) -> argparse.Namespace:
     """Read what every benchmark takes: rounds, threads, the device and the page."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--rounds", type=int, default=defaults.get("rounds", 40))
-    parser.add_argument("--threads", type=int, default=defaults.get("threads", 0))
+    parser.add_argument("--rounds", type=int, default=rounds)
+    parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--write", type=Path, default=PAGE, help="page to write into")
+    parser.add_argument("--part", help="of a step that fails: one framework alone")
     return parser.parse_args()
 
 

@@ -6,7 +6,6 @@ import warnings
 import weakref
 import zlib
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -14,41 +13,49 @@ import numpy as np
 
 import anynan
 import anynan.keras
-from tests.wild.rows import LEVELS, YES, Fault, Row, placed, wanted
+from tests.wild.keras_layers import TABLE, batch
+from tests.wild.rows import LEVELS, YES, Fault, Row, alarm, marked, placed, wanted
 
-SUITE = f"keras_{keras.backend.backend()}"
+BACKEND = keras.backend.backend()
+SUITE = f"keras_{BACKEND}"
 SAMPLE = ["Dense"]
-EXACT = keras.backend.backend() == "torch"
 ZERO, BIG = "0/0", "scaled weight"
 Model = Any
+Build = Callable[[], Model]
+# The size of the images, and what makes a model of keras.applications small.
+APPLICATIONS: dict[str, tuple[int, dict[str, Any]]] = {
+    "MobileNet": (32, {"alpha": 0.25}),
+    "MobileNetV2": (32, {"alpha": 0.35}),
+    "MobileNetV3Small": (32, {"minimalistic": True}),
+    "VGG16": (32, {}),
+    "ResNet50": (32, {}),
+    "ConvNeXtTiny": (32, {}),
+    "DenseNet121": (32, {}),
+    "EfficientNetB0": (32, {}),
+    "NASNetMobile": (32, {}),
+    "InceptionResNetV2": (75, {}),
+}
 
 
-def divided(value: Any) -> Any:
-    """Divide 0 by 0 wherever a result is of floats."""
-
-    def one(x: Any) -> Any:
-        if not keras.backend.is_float_dtype(keras.backend.standardize_dtype(x.dtype)):
-            return x
-        zero = x * 0
-        return zero / zero  # fault: 0/0
-
-    return keras.tree.map_structure(one, value)
+def is_float(x: Any) -> bool:
+    """Tell whether a tensor is one of floats."""
+    return bool(keras.backend.is_float_dtype(keras.backend.standardize_dtype(x.dtype)))
 
 
-def line_of_division() -> int:
-    source = Path(__file__).read_text(encoding="utf-8").splitlines()
-    return next(n for n, text in enumerate(source, 1) if text.endswith("# fault: 0/0"))
+def divided(x: Any) -> Any:
+    """Divide 0 by 0, in what is of floats."""
+    zero = x * 0 if is_float(x) else None
+    return x if zero is None else zero / zero  # fault: 0/0
 
 
 def break_call(layer: Any) -> None:
     """Make a layer divide what it returns; the model must not have been compiled yet."""
     call = layer.call
-    inner = inspect.signature(call)
 
     def faulty(*args: Any, **options: Any) -> Any:
-        return divided(call(*args, **options))
+        return keras.tree.map_structure(divided, call(*args, **options))
 
-    faulty.__signature__ = inner  # type: ignore[attr-defined]
+    faulty.__signature__ = inspect.signature(call)  # type: ignore[attr-defined]
     layer.call = faulty
 
 
@@ -64,17 +71,14 @@ class Losses(keras.callbacks.Callback):
 class Run:
     """A model that is built from a seed and fitted, tracked at a level or not."""
 
-    def __init__(
-        self, build: Callable[[], Model], level: Any | None, broken: str | None = None
-    ) -> None:
+    def __init__(self, build: Build, level: Any | None, broken: str | None = None) -> None:
         keras.utils.clear_session()
         keras.utils.set_random_seed(1)
         self.model = build()
         if broken is not None:
             break_call(self.layer(broken))
         self.before = self.footprint()
-        self.level = level
-        self.warnings: list[Any] = []
+        self.heard: set[str] = set()
         self.tracker: Any = None if level is None else anynan.keras.track(self.model, level=level)
 
     def layer(self, name: str) -> Any:
@@ -96,7 +100,7 @@ class Run:
             except anynan.NonFiniteError as error:
                 return error.event
             finally:
-                self.warnings += heard
+                self.heard |= {str(warning.message) for warning in heard}
         self.result = [np.array(losses.logs), *map(np.array, self.model.get_weights())]
         state = self.model.optimizer.variables
         self.result += [np.array(keras.ops.convert_to_numpy(variable)) for variable in state]
@@ -104,8 +108,7 @@ class Run:
 
     def footprint(self) -> dict[str, Any]:
         """Note the functions of classes that tracking may wrap."""
-        classes = {type(layer) for layer in self.model._flatten_layers()}
-        classes |= {base for kind in classes for base in kind.__mro__}
+        classes = {base for layer in self.model._flatten_layers() for base in type(layer).__mro__}
         names = ("__call__", "call", "apply", "apply_gradients", "train_step", "stateless_call")
         return {
             f"{kind.__name__}.{name}": vars(kind)[name]
@@ -129,8 +132,7 @@ class Run:
         after = self.footprint()
         wrong = [name for name, value in self.before.items() if after.get(name) is not value]
         wrong += sorted(self.attributes() ^ plain.attributes())
-        if alive() is not None:
-            wrong.append("the tracker is still held")
+        wrong += ["the tracker is still held"] * (alive() is not None)
         return f"no: {', '.join(wrong)[:300]}" if wrong else YES
 
 
@@ -143,7 +145,7 @@ def difference(one: list[np.ndarray], other: list[np.ndarray]) -> str:
         return YES
     off = max(float(np.nanmax(abs(a.astype("f8") - b.astype("f8")))) for a, b in pairs)
     near = all(np.allclose(a, b, rtol=1e-4, atol=1e-5, equal_nan=True) for a, b in pairs)
-    if near and not EXACT:
+    if near and BACKEND != "torch":
         return f"within {off:.1e}"
     return f"no: {len(pairs)} of {len(one)} arrays, by {off:.1e}"
 
@@ -151,11 +153,6 @@ def difference(one: list[np.ndarray], other: list[np.ndarray]) -> str:
 def bad(arrays: list[np.ndarray]) -> int:
     """Count the arrays that hold a NaN or an Inf."""
     return sum(not np.isfinite(a).all() for a in arrays if a.dtype.kind == "f")
-
-
-def inside(layer: str | None, target: str) -> bool:
-    """Tell whether a layer is the target or a part of it."""
-    return layer is not None and target in layer.split(".")
 
 
 def spoilt(
@@ -190,9 +187,7 @@ def spoilt(
     return fault
 
 
-def zeroed(
-    build: Callable[[], Model], level: Any, target: str, x: np.ndarray, y: np.ndarray
-) -> Fault:
+def zeroed(build: Build, level: Any, target: str, x: np.ndarray, y: np.ndarray) -> Fault:
     """Divide what a layer returns."""
     run = Run(build, level, target)
     event = run.fit(x, y)
@@ -204,35 +199,34 @@ def zeroed(
         if not bad(plain.result):
             fault.left_out = "finite without anynan"
         return fault
-    operation, cause = event.operation, event.cause
-    source = operation.source if operation is not None else None
-    fault.detected, fault.said = True, placed(event)
-    fault.layer = inside(event.layer, target)
-    fault.operation = operation is not None and operation.name == "divide"
-    fault.line = source is not None and source.line == line_of_division()
-    fault.cause = cause is not None and cause.tag == "divide_by_zero"
+    fault.judge(event, "divide", marked(__file__, ZERO), "divide_by_zero")
+    fault.layer = event.layer is not None and target in event.layer.split(".")  # or a part of it
     return fault
 
 
 def rows(
-    case: str,
-    build: Callable[[], Model],
-    x: np.ndarray,
-    y: np.ndarray,
-    target: str,
-    levels: tuple[str, ...] = LEVELS,
+    case: str, build: Build, x: np.ndarray, y: np.ndarray, target: str, *, whole: bool
 ) -> Iterator[Row]:
-    """Train a model without and with `anynan`, and with faults in one of its layers."""
+    """Train a model without and with `anynan`, and with faults in one of its layers.
+
+    Args:
+        case: Its name.
+        build: Makes it.
+        x: What it is trained with.
+        y: The targets.
+        target: The layer.
+        whole: Whether to take all levels, and scaled weights.
+    """
     try:
         plain = Run(build, None)
         plain.fit(x, y)
     except Exception as error:
         yield Row(SUITE, case, skipped=f"{type(error).__name__}: {error}"[:200])
         return
-    result, heard = plain.result, {str(warning.message) for warning in plain.warnings}
+    result, heard = plain.result, set(plain.heard)
     first = plain.model.get_weights()
-    for level in levels:
-        row = Row(SUITE, case, level, silent=YES)
+    for level in LEVELS if whole else ("layer",):
+        row = Row(SUITE, case, level)
         run = Run(build, level)
         event = run.fit(x, y)
         if event is None:
@@ -242,14 +236,9 @@ def rows(
                 again.fit(x, y)
                 if difference(result, again.result) != YES:
                     row.identical = ""  # nothing to compare with: random without anynan
-        new = {str(warning.message) for warning in run.warnings} - heard
-        alarms = [event for event in run.tracker.events if event.severity == "bad"]
-        if event is not None or alarms:
-            row.silent = f"alarm: {placed(event or alarms[0])}"
-        elif new:
-            row.silent = f"warning: {min(new)[:300]}"
+        row.silent = alarm(event, run.tracker.events, run.heard - heard)
         if level == "layer":
-            ways = ("nan weight",) if case in APPLICATIONS else ("nan weight", BIG)
+            ways = ("nan weight", BIG) if whole else ("nan weight",)
             found = (spoilt(run, plain, how, target, x, y, first) for how in ways)
             row.faults = [fault for fault in found if fault is not None]
         row.clean = run.end(plain)
@@ -260,8 +249,6 @@ def rows(
 
 def of_layer(case: str) -> Iterator[Row]:
     """Train one layer of the table between others."""
-    from tests.wild.keras_layers import TABLE, batch
-
     make, shape, dtype = TABLE[case]
 
     def build() -> Model:
@@ -270,14 +257,15 @@ def of_layer(case: str) -> Iterator[Row]:
         layer = make()
         layer.name = "target"
         x = layer(x)
-        if not keras.backend.is_float_dtype(keras.backend.standardize_dtype(x.dtype)):
+        if not is_float(x):
             x = keras.layers.Lambda(lambda x: keras.ops.cast(x, "float32"), name="cast")(x)
         outputs = keras.layers.Dense(1, name="post")(keras.layers.Flatten(name="flat")(x))
         model = keras.Model(inputs, outputs, name="net")
         model.compile("adam", "mse")
         return model
 
-    yield from rows(case, build, batch(shape, dtype), np.ones((4, 1), "float32"), "target")
+    given = batch(shape, dtype)
+    yield from rows(case, build, given, np.ones((4, 1), "float32"), "target", whole=True)
 
 
 def of_application(case: str) -> Iterator[Row]:
@@ -285,48 +273,23 @@ def of_application(case: str) -> Iterator[Row]:
     size, options = APPLICATIONS[case]
 
     def build() -> Model:
-        model = getattr(keras.applications, case)(
-            weights=None, classes=3, input_shape=(size, size, 3), **options
-        )
+        make = getattr(keras.applications, case)
+        model = make(weights=None, classes=3, input_shape=(size, size, 3), **options)
         model.compile(keras.optimizers.SGD(1e-3), "sparse_categorical_crossentropy")
         return model
 
     names = [layer.name for layer in build().layers if layer.trainable_weights]
     x = np.random.default_rng(0).uniform(0, 255, (4, size, size, 3)).astype("float32")
-    target = names[len(names) // 2]
-    yield from rows(case, build, x, np.array([0, 1, 2, 0]), target, levels=("layer",))
-
-
-APPLICATIONS: dict[str, tuple[int, dict[str, Any]]] = {
-    "MobileNet": (32, {"alpha": 0.25}),
-    "MobileNetV2": (32, {"alpha": 0.35}),
-    "MobileNetV3Small": (32, {"minimalistic": True}),
-    "VGG16": (32, {}),
-    "ResNet50": (32, {}),
-    "ResNet50V2": (32, {}),
-    "ConvNeXtTiny": (32, {}),
-    "DenseNet121": (32, {}),
-    "EfficientNetB0": (32, {}),
-    "EfficientNetV2B0": (32, {}),
-    "NASNetMobile": (32, {}),
-    "Xception": (71, {}),
-    "InceptionV3": (75, {}),
-    "InceptionResNetV2": (75, {}),
-}
-
-
-SMALL = ("MobileNet", "VGG16")
+    yield from rows(case, build, x, np.array([0, 1, 2, 0]), names[len(names) // 2], whole=False)
 
 
 def cases() -> list[str]:
     """Name the layers of the table and the applications: all on TensorFlow, else a sample."""
-    from tests.wild.keras_layers import TABLE
-
     # In an order of no meaning: part of a run is a sample.
     mixed = sorted([*TABLE, *APPLICATIONS], key=lambda case: zlib.crc32(case.encode()))
-    if keras.backend.backend() == "tensorflow":
+    if BACKEND == "tensorflow":
         return mixed
-    return [case for case in mixed if case in SMALL or case not in APPLICATIONS][::4]
+    return [case for case in mixed if case in TABLE or case in ("MobileNet", "VGG16")][::4]
 
 
 def run(case: str) -> Iterator[Row]:

@@ -77,17 +77,11 @@ def _lines(rows: Iterable[Row]) -> list[tuple[str, ...]]:
     for row in rows:
         if not row.skipped:
             groups[row.suite, row.level].append(row)
+    order = [*SUITES, *(suite for suite, _ in groups)]  # as they are listed, others behind
     return [
         _line(suite, level or "(none)", groups[suite, level])
-        for name in _suites(suite for suite, _ in groups)
-        for suite, level in sorted(groups)
-        if suite == name
+        for suite, level in sorted(groups, key=lambda group: (order.index(group[0]), group[1]))
     ]
-
-
-def _suites(more: Iterable[str]) -> list[str]:
-    """Order suites as they are listed, others behind."""
-    return list(dict.fromkeys([*SUITES, *more]))
 
 
 def _markdown(head: Iterable[str], lines: Iterable[Iterable[str]]) -> str:
@@ -132,7 +126,7 @@ def _minutes(rows: list[Row]) -> float:
 
 def _ran(rows: list[Row], cases: dict[str, int]) -> list[tuple[str, ...]]:
     lines: list[tuple[str, ...]] = []
-    for suite in _suites(row.suite for row in rows):
+    for suite in dict.fromkeys([*SUITES, *(row.suite for row in rows)]):
         mine = [row for row in rows if row.suite == suite]
         if not mine:
             known = f", of {cases[suite]} cases" if suite in cases else ""
@@ -169,26 +163,18 @@ def _listed(rows: list[Row], known: list[Known]) -> list[tuple[str, ...]]:
     return lines
 
 
-def _of_those(rows: list[Row], notes: dict[str, str]) -> Iterable[tuple[str, str]]:
-    ran = {row.suite for row in rows}
-    return [(suite, note) for suite, note in notes.items() if suite in ran]
-
-
-def page(
-    rows: list[Row], cases: dict[str, int], known: list[Known], notes: dict[str, str] | None = None
-) -> str:
-    """Make ``docs/proof.md``."""
+def page(rows: list[Row], cases: dict[str, int], known: list[Known], notes: dict[str, str]) -> str:
+    """Make ``docs/proof.md`` of what ran."""
     dates = sorted({row.date for row in rows})
+    ran = {row.suite for row in rows}
     parts = [
         "# Third-party programs",
         HEAD.strip(),
-        f"Run {' to '.join(dict.fromkeys((dates[0], dates[-1])))}."
-        if rows
-        else "Nothing was run yet.",
+        f"Run {' to '.join(dict.fromkeys((dates[0], dates[-1])))}.",
         f"{sentence(rows)}.",
         "Scripts that ran under `anynan run`, by hand: [public scripts](proof-scripts.md).",
         _markdown(COLUMNS, _lines(rows)),
-        *(f"*{name}*: {note}" for name, note in _of_those(rows, notes or {})),
+        *(f"*{name}*: {note}" for name, note in notes.items() if name in ran),
         "## What ran",
         CANNOT.format(_minutes(rows)),
         _markdown(
@@ -196,12 +182,7 @@ def page(
             _ran(rows, cases),
         ),
         "## Differences",
+        _markdown(("suite", "what", "times", "cases", "why"), _listed(rows, known)),
+        BESIDE,
     ]
-    listed = _listed(rows, known)
-    if listed:
-        head = ("suite", "what", "times", "cases", "why")
-        parts.append(_markdown(head, listed))
-    else:
-        parts.append("None.")
-    parts.append(BESIDE)
     return "\n\n".join(parts) + "\n"

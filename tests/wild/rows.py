@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
@@ -14,9 +13,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 YES = "yes"
-# The levels at which programs are tracked, for the processes that run them.
-LEVELS_WANTED = "ANYNAN_WILD_LEVELS"
-LEVELS = tuple(os.environ.get(LEVELS_WANTED, "step,layer,operation").split(","))
+LEVELS = ("step", "layer", "operation")
 
 
 def said(event: Any, *words: str | None) -> str:
@@ -36,6 +33,20 @@ def placed(event: Any) -> str:
     return said(event, event.phase, f"layer {event.layer}", event.parameter)
 
 
+def alarm(event: Any, events: Iterable[Any], new: Iterable[str]) -> str:
+    """Say what a clean run was told: what ended it, what is bad, and the warnings that are new."""
+    bad = next((event for event in events if event.severity == "bad"), None)
+    if event is not None or bad is not None:
+        return f"alarm: {placed(event or bad)}"
+    return next((f"warning: {text[:300]}" for text in sorted(new)), YES)
+
+
+def marked(file: str, fault: str) -> set[int]:
+    """Find the lines of a file that a fault was put in: they end in ``# fault: <its name>``."""
+    lines = Path(file).read_text(encoding="utf-8").splitlines()
+    return {number for number, text in enumerate(lines, 1) if text.endswith(f"# fault: {fault}")}
+
+
 @dataclass
 class Fault:
     """A fault put at a known place, and what was said of it.
@@ -53,6 +64,15 @@ class Fault:
     cause: bool | None = None
     said: str = ""
     left_out: str = ""  # why it was not put there: nothing overflows, no layer has a weight
+
+    def judge(self, event: Any, operation: str, lines: set[int], cause: str) -> None:
+        """Compare what was said with the operation, its line and the cause that are right."""
+        self.detected, self.said = True, placed(event)
+        made = event.operation
+        source = made.source if made is not None else None
+        self.operation = made is not None and made.name == operation
+        self.line = source is not None and source.line in lines
+        self.cause = event.cause is not None and event.cause.tag == cause
 
 
 ANSWERS = ("layer", "operation", "line", "cause")

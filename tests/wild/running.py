@@ -12,7 +12,6 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict
-from math import inf
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -81,12 +80,8 @@ class Runner:
         self._context: Any = multiprocessing.get_context(method)
         if self.suite.fork:
             self._context.set_forkserver_preload([module])
-        self._versions, self._anynan = versions_of(suite.packages), state_of_anynan(suite.adapters)
-
-    @property
-    def key(self) -> tuple[str, str]:
-        """Tell what a row must have been made with to count as done."""
-        return self._versions, self._anynan
+        # What a row must have been made with to count as done.
+        self.key = versions_of(suite.packages), state_of_anynan(suite.adapters)
 
     def _start(self, target: Callable[..., None], *args: Any) -> tuple[Any, Connection]:
         ours, theirs = self._context.Pipe(duplex=False)
@@ -106,26 +101,22 @@ class Runner:
         finally:
             process.join()
 
-    def run(self, cases: list[str], jobs: int, minutes: float = inf) -> Iterator[Row]:
-        """Run cases, ``jobs`` at a time, and give their rows as they come; in time, if not all."""
-        waiting, until = list(reversed(cases)), time.monotonic() + minutes * 60
+    def run(self, cases: list[str], jobs: int) -> Iterator[Row]:
+        """Run cases, ``jobs`` at a time, and give their rows as they come."""
+        waiting = list(reversed(cases))
         running: list[_Running] = []
         with tempfile.TemporaryDirectory() as folder:
             while waiting or running:
-                if time.monotonic() > until:
-                    waiting.clear()
                 while waiting and len(running) < jobs:
                     log = Path(folder) / f"{len(waiting)}.log"
                     running.append(_Running(self, waiting.pop(), log))
                 wait([one.pipe for one in running], timeout=0.3)
                 for one in list(running):
-                    yield from map(self._signed, one.rows())
+                    for row in one.rows():
+                        row.versions, row.anynan = self.key
+                        yield row
                     if one.ended:
                         running.remove(one)
-
-    def _signed(self, row: Row) -> Row:
-        row.versions, row.anynan = self._versions, self._anynan
-        return row
 
 
 class _Running:

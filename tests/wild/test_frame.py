@@ -15,12 +15,17 @@ pytestmark = pytest.mark.tier(2)
 
 @pytest.mark.multiprocess
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
-@pytest.mark.parametrize("fork", [False, True])
-def test_every_end_of_a_case_is_a_row(*, fork: bool) -> None:
-    suite = Suite(("numpy",), fork=fork, seconds=20, gigabytes=0.5)
+def test_every_end_of_a_case_is_a_row() -> None:
+    suite = Suite(("numpy",), fork=True, seconds=4, gigabytes=0.5)
     runner = Runner("ends", suite, "tests.wild.ends")
     assert runner.cases(sample=True) == ["good"]
-    ends = {"raises": "ValueError: its own", "dies": "SIGABRT", "grows": "held"}
+    ends = {
+        "raises": "ValueError: its own",
+        "dies": "SIGABRT",
+        "grows": "held",
+        "hangs": "stood still for 4 s",
+        "spins": "longer than 4 s of the processor",
+    }
     rows = list(runner.run(["good", *ends], jobs=2))
     assert {row.case for row in rows if row.level == "layer"} == {"good", *ends}
     assert {row.case for row in rows if row.level == "operation"} == {"good"}
@@ -28,15 +33,6 @@ def test_every_end_of_a_case_is_a_row(*, fork: bool) -> None:
     assert errors.keys() == ends.keys()
     assert all(words in errors[case] for case, words in ends.items())
     assert {row.versions for row in rows} == {runner.key[0]}
-
-
-@pytest.mark.multiprocess
-def test_a_case_that_does_not_end_is_stopped() -> None:
-    runner = Runner("ends", Suite(("numpy",), seconds=2), "tests.wild.ends")
-    last = {row.case: row for row in runner.run(["hangs", "spins"], jobs=2)}
-    assert "stood still for 2 s" in last["hangs"].error
-    assert "longer than 2 s of the processor" in last["spins"].error
-    assert last["spins"].seconds >= 2
 
 
 def broken(anynan: str = "", date: str = "") -> Row:
@@ -79,10 +75,8 @@ def test_rows_outlive_the_run_and_the_newest_count(tmp_path: Path) -> None:
 def test_the_page_says_what_is_listed_and_what_is_not() -> None:
     known = [Known("s", "*", "clean", "it is meant")]
     text = page([broken(date="2026-01-01")], {"s": 3}, known, {"s": "as asked", "t": "not run"})
-    assert "it is meant" in text
-    assert "not listed" in text
-    assert "1 of 3" in text
-    assert "*s*: as asked" in text
+    for words in ("it is meant", "not listed", "1 of 3", "*s*: as asked"):
+        assert words in text
     assert "*t*" not in text
     assert "within" not in table([broken()])
 

@@ -42,15 +42,7 @@ def _keras(backend: str, package: str, **limits: float) -> Suite:
 SUITES = {
     "torch_modules": Suite(("torch", "expecttest"), ("torch",), fork=True),
     "torch_operators": Suite(("torch", "expecttest"), ("torch",), fork=True),
-    "jax": Suite(
-        (
-            *("jax", "flax", "optax", "equinox", "dm-haiku", "jraph"),
-            *("numpyro", "blackjax", "diffrax", "optimistix"),
-        ),
-        ("jax",),
-        fork=True,
-        seconds=900,
-    ),
+    "jax": Suite(("jax", "flax", "optax", "equinox", "diffrax"), ("jax",), fork=True, seconds=900),
     "keras_tensorflow": _keras("tensorflow", "tensorflow_cpu", seconds=900, gigabytes=8),
     "keras_torch": _keras("torch", "torch", seconds=600),
     "keras_jax": _keras("jax", "jax", seconds=600),

@@ -2,7 +2,6 @@
 
 import copy
 import gc
-import inspect
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -14,7 +13,7 @@ import xarray as xr
 
 import anynan
 from tests.wild.library_calls import CALLS
-from tests.wild.rows import LEVELS, YES, Fault, Row, said
+from tests.wild.rows import LEVELS, YES, Fault, Row, alarm, marked, placed
 
 SUITE = "libraries"
 INPUT = ("bad_input", "bad_label")  # an argument called y is a label
@@ -148,17 +147,6 @@ def zero_after(function: Callable[..., Any], way: tuple[int, ...]) -> Callable[.
     return faulty
 
 
-def line_of(kind: str) -> int:
-    source = inspect.getsource(inspect.getmodule(zero_before))
-    return next(
-        n for n, text in enumerate(source.splitlines(), 1) if text.endswith(f"# fault: {kind}")
-    )
-
-
-def told(event: anynan.Event) -> str:
-    return said(event, event.phase, event.kind, event.tensor)
-
-
 def divided(kind: str, function: Callable[..., Any], args: tuple[Any, ...], level: str) -> Fault:
     """Call a function that divides 0 by 0 beside the library's call."""
     fault = Fault(kind, "an own line beside the call")
@@ -170,12 +158,7 @@ def divided(kind: str, function: Callable[..., Any], args: tuple[Any, ...], leve
         if ran.error is None and finite(ran.result):
             fault.left_out = "the library takes it away again"
         return fault
-    operation, cause = event.operation, event.cause
-    source = operation.source if operation is not None else None
-    fault.detected, fault.said = True, told(event)
-    fault.operation = operation is not None and operation.name == "divide"
-    fault.line = source is not None and source.line == line_of(kind)
-    fault.cause = cause is not None and cause.tag == "divide_by_zero"
+    fault.judge(event, "divide", marked(__file__, kind), "divide_by_zero")
     return fault
 
 
@@ -191,7 +174,7 @@ def given(function: Callable[..., Any], args: tuple[Any, ...], place: int, level
     if ran.event is None:
         fault.said = f"ended with {ran.error!r}"[:200]
         return fault
-    fault.detected, fault.said = True, told(ran.event)
+    fault.detected, fault.said = True, placed(ran.event)
     fault.layer = ran.event.phase == "input"
     if ran.event.severity == "bad":  # else the library refuses it, and its exception is the news
         fault.cause = ran.event.cause is not None and ran.event.cause.tag in INPUT
@@ -210,7 +193,7 @@ def run(case: str) -> Iterator[Row]:
         return
     heard = {str(warning.message) for warning in plain.warnings}
     for level in LEVELS:
-        row = Row(SUITE, case, level, silent=YES)
+        row = Row(SUITE, case, level)
         tracked = Run(function, args, level)
         if tracked.error is not None and tracked.event is None:
             row.error = f"{type(tracked.error).__name__}: {tracked.error}"[:400]
@@ -218,11 +201,7 @@ def run(case: str) -> Iterator[Row]:
             differs = difference(plain.result, tracked.result)
             differs = differs or difference(plain.args, tracked.args, "arguments")
             row.identical = f"no: {differs}" if differs else YES
-        new = [str(w.message) for w in tracked.warnings if str(w.message) not in heard]
-        if tracked.event is not None:
-            row.silent = f"alarm: {told(tracked.event)}"
-        elif new:
-            row.silent = f"warning: {new[0]}"
+        row.silent = alarm(tracked.event, (), {str(w.message) for w in tracked.warnings} - heard)
         row.clean = tracked.left
         place = next((number for number, arg in enumerate(args) if real(arg)), None)
         if place is not None:

@@ -94,8 +94,7 @@ def configuration(kind: str) -> Any:
             small[name] = parts | ({"model_type": inner_kind} if inner_kind else {})
     layers = small.get("num_hidden_layers")
     for name in ("layer_types", "layers_block_type", "mlp_layer_types"):
-        known = name == "layers_block_type" and kind in ONE
-        if isinstance(fields.get(name), list) and layers and not known:
+        if isinstance(fields.get(name), list) and layers:
             small[name] = (fields[name] * 2)[-layers:]
     for left_out in (None, "head_dim", "num_key_value_heads", "layer_types", "dropout"):
         try:
@@ -169,28 +168,37 @@ def learning(value: Any) -> Iterator[Tensor]:
             yield from learning(part)
 
 
-def build(kind: str) -> Program:
+def loss_of(outputs: Any) -> Tensor:
+    """Give a model's loss, or make one of what it returns."""
+    found = getattr(outputs, "loss", None)
+    if isinstance(found, Tensor):
+        return found.float().sum()
+    return sum((part.float().square().mean() for part in learning(outputs)), torch.zeros(()))
+
+
+def made(kind: str, largest: float = LARGEST) -> tuple[Any, dict[str, Any]]:
+    """Make a model of at most so many weights, and what it is called with."""
     head = next(head for head in HEADS if kind in heads(head))
     named = heads(head)[kind]
-    made = getattr(transformers, named[0] if isinstance(named, list | tuple) else named)
+    network = getattr(transformers, named[0] if isinstance(named, list | tuple) else named)
     config = configuration(kind)
     with torch.device("meta"):
-        size = sum(weight.numel() for weight in made(config).parameters())
-    if size > LARGEST:
+        size = sum(weight.numel() for weight in network(config).parameters())
+    if size > largest:
         msg = f"too large: {size} weights"
         raise ValueError(msg)
-    model = made(config)
-    given = arguments(kind, head, config, model)
+    model = network(config)
+    return model, arguments(kind, head, config, model)
+
+
+def build(kind: str) -> Program:
+    model, given = made(kind)
 
     def loss(model: Any, number: int) -> Tensor:
         turned = dict(given)
         if "input_ids" in given:
             turned["input_ids"] = given["input_ids"].roll(number, 1)
-        outputs = model(**turned)
-        found = getattr(outputs, "loss", None)
-        if isinstance(found, Tensor):
-            return found.sum()
-        return sum((part.float().square().mean() for part in learning(outputs)), torch.zeros(()))
+        return loss_of(model(**turned))
 
     return model, loss
 

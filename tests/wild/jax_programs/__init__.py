@@ -1,1 +1,0 @@
-"""Programs in JAX's libraries, written as their users write them."""
