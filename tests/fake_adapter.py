@@ -41,7 +41,6 @@ OPERATIONS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "exp": (lambda x, _: np.exp(x), lambda _x, y, _w: y),
     "log": (lambda x, _: np.log(x), lambda x, _y, _w: 1 / x),
     "sqrt": (lambda x, _: np.sqrt(x), lambda _x, y, _w: 0.5 / y),
-    "reciprocal": (lambda x, _: 1 / x, lambda x, _y, _w: -1 / x**2),
     "subtract": (lambda x, _: x - x.max(), lambda x, _y, _w: np.ones_like(x)),
     "nan_to_num": (lambda x, _: np.nan_to_num(x), lambda x, _y, _w: 1.0 * np.isfinite(x)),
     "where": (lambda x, _: np.where(x < 0, -np.inf, x), lambda x, _y, _w: 1.0 * (x >= 0)),
@@ -422,23 +421,6 @@ def track(target: Any, *, model: Model, **options: Any) -> Any:
     chosen = Options.checked(split(options), ADVANCED, "the toy framework")
     tracker = Tracked(target, chosen, getattr(target, "__name__", "step"))
     return begin(tracker, ToyAdapter(model, tracker))
-
-
-def training(layer: str = "blocks.0") -> tuple[Model, Callable[[Any], Any]]:
-    """Give a model of three layers, the middle one a logarithm, and a step that trains it."""
-    model = Model(
-        Layer("embed", ("multiply",), np.asarray(1.5)),
-        Layer(layer, ("log",)),
-        Layer("head", ("multiply",), np.asarray(0.5)),
-    )
-
-    def step(batch: Any) -> Any:
-        loss = model(batch).loss()
-        loss.backward()
-        model.update(0.01)
-        return loss
-
-    return model, step
 
 
 def adapter_of(tracker: Tracker) -> ToyAdapter:

@@ -34,6 +34,16 @@ def step_of(model: Model) -> Callable[[Any], Output]:
     return step
 
 
+def training(layer: str = "blocks.0") -> tuple[Model, Callable[[Any], Any]]:
+    """Give a model of three layers, the middle one a logarithm, and a step that trains it."""
+    model = Model(
+        Layer("embed", ("multiply",), np.asarray(1.5)),
+        Layer(layer, ("log",)),
+        Layer("head", ("multiply",), np.asarray(0.5)),
+    )
+    return model, step_of(model)
+
+
 def tracked(model: Model | None = None, **options: Any) -> tuple[Model, Any]:
     model = model or make()
     return model, track(step_of(model), model=model, **split(options))

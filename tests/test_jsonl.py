@@ -13,10 +13,10 @@ import pytest
 import anynan
 from anynan._apps.runfile.messages import LINES_UNREADABLE
 from anynan._steps.tracked import inside
-from tests.fake_adapter import track, training
+from tests.fake_adapter import track
+from tests.fake_steps import BAD, GOOD, training
 from tests.processes import python
 
-GOOD, BAD = [1.0, 2.0], [1.0, -2.0]  # the model takes a logarithm
 PAGE = Path(__file__).parents[1] / "docs" / "files.md"
 
 

@@ -27,7 +27,7 @@ def placed(xp: Any, x: Any) -> Any:
     return xp.where(x > 1, x, -float("inf"))
 
 
-def array(name: str, values: list[float]) -> Any:
+def array(name: str, values: list[Any]) -> Any:
     xp, held = library(name), np.array(values, np.float32)
     make = {"torch": "from_numpy", "tensorflow": "constant"}.get(name, "asarray")
     return getattr(xp, make)(held)

@@ -34,13 +34,10 @@ def warned(mark: str, call: Any) -> None:
     assert line.endswith(f"# {mark}"), str(found.message)
 
 
-def test_a_warning_points_at_the_users_line() -> None:
-    tracker = anynan.track(np.log, action="warn")
-    warned("the step", lambda: tracker(np.array([-1.0])))  # the step
-
-
-def test_checks_and_watched_batches_do_so_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_warning_points_at_the_users_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANYNAN", "warn")
+    tracker = anynan.track(np.log)
+    warned("the step", lambda: tracker(np.array([-1.0])))  # the step
     warned("the check", lambda: anynan.check(BAD))  # the check
     warned("the loop", lambda: [None for _ in anynan.watch([BAD])])  # the loop
 

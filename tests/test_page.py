@@ -21,7 +21,8 @@ from anynan._readings.history import Ring
 from anynan._readings.step import Step
 from anynan._runs.run import Run, of
 from anynan._steps.tracked import inside
-from tests.fake_adapter import track, training
+from tests.fake_adapter import track
+from tests.fake_steps import training
 from tests.steps import run_of, sites_of, step_of
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")

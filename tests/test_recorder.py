@@ -292,17 +292,3 @@ def test_what_a_view_wrote_is_followed_through_a_copy_of_its_base() -> None:
         return y.copy().sum()
 
     assert caught(program, ONES).operation.name == "log"
-
-
-def test_the_origin_is_followed_through_many_operations() -> None:
-    def program(x: Array) -> Any:
-        y = np.exp(x * 1000)  # made here
-        z = np.concatenate([y, x]).reshape(2, -1).T.copy()
-        w = np.einsum("ij,ij->i", z, z)
-        return (w - w).sum()
-
-    for read in ("immediate", "end"):
-        event = caught(program, ONES, read=read)
-        assert (event.operation.name, event.kind) == ("exp", "posinf")
-        assert event.operation.source.text.endswith("# made here")
-        assert event.then.name == "subtract"

@@ -80,22 +80,12 @@ class Model:
     def update(self, x: Any) -> None:
         self.weight = self.weight - np.log(-x)
 
-    def count(self, x: Any) -> Any:
-        self.unset[0] = 1.0
-        return x + self.weight
-
 
 def test_an_object_that_a_method_is_bound_to() -> None:
     model = Model()
     event = event_of(model.update, np.ones(2))
     assert (event.kind, event.tensor) == ("nan", "self.weight")
     assert type(model.weight) is np.ndarray
-
-
-def test_what_an_object_held_before_is_no_failure() -> None:
-    tracker = track(Model().count)
-    assert tracker(np.ones(2)).tolist() == [2.0, 2.0]
-    assert not tracker.events
 
 
 @READS

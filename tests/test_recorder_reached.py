@@ -30,23 +30,12 @@ def default() -> Any:
     return step
 
 
-def attribute() -> Any:
-    class Trainer:
-        def __init__(self) -> None:
-            self.items = zip(list(arrays()), "abcd", strict=True)
-
-        def step(self) -> Any:
-            return np.sqrt(next(self.items)[0] - 1).sum()
-
-    return Trainer().step
-
-
 def queued() -> Any:
     todo = deque(arrays())
     return lambda: np.sqrt(todo.popleft() - 1).sum()
 
 
-@pytest.mark.parametrize("make", [default, attribute, queued])
+@pytest.mark.parametrize("make", [default, queued])
 def test_what_a_step_takes_is_given_again_and_nothing_is_lost(make: Any) -> None:
     tracked = anynan.track(make(), action="record", level="step")
     step = make()

@@ -29,6 +29,8 @@ from anynan._reports.report import (
     render_rich,
 )
 from anynan.events import KINDS, PHASES, Cause, Event, Operation, Source, Spread, Trial
+from tests.test_left import FRAMEWORKS
+from tests.test_left import array as array_of
 
 GOLDEN = Path(__file__).parent / "golden"
 OVERWRITE = os.environ.get("ANYNAN_OVERWRITE_GOLDEN") == "1"
@@ -419,30 +421,20 @@ def test_a_notebook_shows_each_result_without_scripts_and_colours_of_its_own() -
     assert "&lt;b&gt;" in history._repr_html_() and "<b>" not in history._repr_html_()
 
 
-# Where reports say it happened, in every framework: its module, and what makes its arrays.
-ARRAYS = {
-    "arrays": ("numpy", "asarray"),
-    "torch": ("torch", "tensor"),
-    "jax": ("jax.numpy", "asarray"),
-    "tensorflow": ("tensorflow", "constant"),
-}
-
-
 def normalise(x: Any) -> Any:
     return x / (x - x)
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", ARRAYS)
+@pytest.mark.parametrize("name", FRAMEWORKS)
 def test_a_function_without_layers_has_no_loss_and_no_step(name: str) -> None:
-    module, array = ARRAYS[name]
-    track = anynan.track if name == "arrays" else pytest.importorskip(f"anynan.{name}").track
+    track = anynan.track if name == "numpy" else pytest.importorskip(f"anynan.{name}").track
 
     def preprocess(x: Any) -> Any:
         return normalise(x) + 1.0
 
     with pytest.raises(anynan.NonFiniteError) as caught:
-        track(preprocess)(getattr(pytest.importorskip(module), array)([[1.0, 2.0], [0.0, 4.0]]))
+        track(preprocess)(array_of(name, [[1.0, 2.0], [0.0, 4.0]]))
     title, *rows = str(caught.value).split("\n")
     assert title.removesuffix(", outside every layer") == "NaN first appeared in `normalise`"
     for word in ("loss", "step", "layer", "surfaced"):

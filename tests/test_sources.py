@@ -46,18 +46,6 @@ def test_a_library_is_passed_and_kept_beside_the_line() -> None:
     assert source.via == f"lib{os.sep}functional.py:2 in step"
 
 
-def test_without_any_user_frame_the_library_line_is_better_than_nothing() -> None:
-    seen: list[Source | None] = []
-
-    def stop_here() -> None:
-        library("lib/a.py")(lambda: seen.append(user_source(skip=2, stop=stop_here.__code__)))
-
-    stop_here()
-    (source,) = seen
-    assert source.file == os.path.join(SITE, "lib", "a.py")
-    assert source.via is None
-
-
 LIBRARIES = [
     os.path.join(SITE, "numpy", "core.py"),
     os.path.join(os.sep, "usr", "lib", "python3", "dist-packages", "x.py"),

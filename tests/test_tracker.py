@@ -33,15 +33,6 @@ def test_the_report_names_layer_operation_line_cause_and_fix(read: Any) -> None:
     assert (event.step, event.call, event.summary.nan) == (1, 0, 1)
 
 
-def test_a_clean_run_says_nothing_and_gives_what_the_function_gives() -> None:
-    (_, tracker), (_, plain) = tracked(), tracked()
-    plain.remove()
-    for _ in range(3):
-        assert tracker(GOOD).value == plain(GOOD).value
-    assert tracker.events == ()
-    assert tracker.count("bad") == tracker.count("suspect") == tracker.count("expected") == 0
-
-
 def test_a_gradient_is_credited_to_the_forward_line_that_made_it() -> None:
     _, tracker = tracked(rooted())
     event = event_of(tracker, [0.0, 1.0])

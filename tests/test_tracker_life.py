@@ -3,7 +3,6 @@
 import functools
 import inspect
 import math
-import pickle
 from typing import Any
 
 import pytest
@@ -117,13 +116,6 @@ def test_a_tracked_method_is_bound() -> None:
     tracker: Any = Trainer.step
     assert isinstance(tracker, anynan.Tracker)
     assert tracker.count("bad") == 1
-
-
-def test_the_error_crosses_processes_without_the_tracker() -> None:
-    _, tracker = tracked()
-    error = failure(tracker, BAD)
-    copy = pickle.loads(pickle.dumps(error))
-    assert (copy.event, copy.tracker, str(copy)) == (error.event, None, str(error))
 
 
 def test_history_is_bounded_in_steps() -> None:

@@ -188,8 +188,7 @@ def test_the_same_failure_is_replayed_three_times_and_then_only_counted() -> Non
 def test_without_replay_the_layer_is_named_and_nothing_runs_twice() -> None:
     _, tracker = tracked(replay=False)
     event = event_of(tracker, BAD)
-    assert (event.layer, event.operation) == ("blocks.0", None)
-    assert adapter_of(tracker).replays == 0
+    assert (event.layer, event.operation, adapter_of(tracker).replays) == ("blocks.0", None, 0)
 
 
 def test_a_replay_that_breaks_is_said_and_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ import anynan
 from tests.failing import failure
 
 NAN, INF = float("nan"), float("inf")
+NESTED = [("pose", [("angle", "f4")]), ("id", "i4")]
 
 
 def bad(x: Any) -> tuple[str, tuple[int, ...] | None]:
@@ -29,7 +30,7 @@ def bad(x: Any) -> tuple[str, tuple[int, ...] | None]:
         (np.array([Fraction(1, 2), Decimal("NaN")], object), "x", (1,)),
         (np.array([np.ones(3), np.array([0.0, INF])], object), "x[1]", (1,)),
         (np.array([{"a": [NAN]}, None], object), "x[0]['a'][0]", ()),
-        (np.array([(1.0, 2), (NAN, 3)], [("a", "f4"), ("b", "i4")]), "x['a']", (1,)),
+        (np.array([((1.0,), 2), ((NAN,), 3)], NESTED), "x['pose']['angle']", (1,)),
         (np.ma.array([1.0, NAN, INF], mask=[False, True, False]), "x", (2,)),
     ],
     ids=["mixed", "matrix", "exact", "arrays", "containers", "structured", "masked"],
@@ -72,35 +73,33 @@ def test_of_sparse_arrays_what_is_stored_is_read_at_its_place_in_the_whole(
     assert anynan.check(clean) is clean
 
 
-class TestTables:
-    """Columns go by their names; nulls are no NaN."""
+def test_columns_of_pandas_go_by_their_names_and_nulls_are_no_nan() -> None:
+    pd: Any = pytest.importorskip("pandas")
+    frame = pd.DataFrame({"a": [1.0, 2.0], "b": ["x", None], "c": [1, 2]})
+    assert anynan.check(frame) is frame
+    frame["d"] = [0.5, INF]
+    assert bad(frame) == ("x['d']", (1,))
+    assert bad(frame["d"]) == ("x", (1,))
+    assert bad(pd.Index([1.0, NAN])) == ("x", (1,))
+    for kind, values in {
+        "Float64": [1.0, None], "Int64": [1, None], "boolean": [True, None],
+        "string": ["a", None], "category": ["a", "b"], "datetime64[ns]": [0, None],
+    }.items():  # fmt: skip
+        column = pd.Series(values, dtype=kind)
+        assert anynan.check(column) is column, kind
+    infinite = pd.Series([None, INF], dtype="Float64")
+    assert bad(infinite) == ("x", (1,))
+    assert anynan.summarize(infinite).dtype == "Float64"
 
-    def test_pandas(self) -> None:
-        pd: Any = pytest.importorskip("pandas")
-        frame = pd.DataFrame({"a": [1.0, 2.0], "b": ["x", None], "c": [1, 2]})
-        assert anynan.check(frame) is frame
-        frame["d"] = [0.5, INF]
-        assert bad(frame) == ("x['d']", (1,))
-        assert bad(frame["d"]) == ("x", (1,))
-        assert bad(pd.Index([1.0, NAN])) == ("x", (1,))
-        for kind, values in {
-            "Float64": [1.0, None], "Int64": [1, None], "boolean": [True, None],
-            "string": ["a", None], "category": ["a", "b"], "datetime64[ns]": [0, None],
-        }.items():  # fmt: skip
-            column = pd.Series(values, dtype=kind)
-            assert anynan.check(column) is column, kind
-        infinite = pd.Series([None, INF], dtype="Float64")
-        assert bad(infinite) == ("x", (1,))
-        assert anynan.summarize(infinite).dtype == "Float64"
 
-    def test_polars(self) -> None:
-        pl: Any = pytest.importorskip("polars")
-        frame = pl.DataFrame({"a": [1.0, None], "b": ["x", None], "c": [1, None]})
-        assert anynan.check(frame) is frame
-        assert bad(frame.with_columns(d=pl.Series([NAN, 1.0]))) == ("x['d']", (0,))
-        assert bad(pl.Series([None, INF])) == ("x", (1,))
-        with pytest.raises(TypeError, match=r"cannot find an array in a polars.*LazyFrame"):
-            anynan.check(frame.lazy())
+def test_columns_of_polars_go_by_their_names_and_nulls_are_no_nan() -> None:
+    pl: Any = pytest.importorskip("polars")
+    frame = pl.DataFrame({"a": [1.0, None], "b": ["x", None], "c": [1, None]})
+    assert anynan.check(frame) is frame
+    assert bad(frame.with_columns(d=pl.Series([NAN, 1.0]))) == ("x['d']", (0,))
+    assert bad(pl.Series([None, INF])) == ("x", (1,))
+    with pytest.raises(TypeError, match=r"cannot find an array in a polars.*LazyFrame"):
+        anynan.check(frame.lazy())
 
 
 @pytest.mark.parametrize("kind", ["plain", "object", "masked", "structured", "column"])

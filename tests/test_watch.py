@@ -101,18 +101,6 @@ def test_every_library(space: Space) -> None:
     assert event.cause.evidence == said
 
 
-def test_a_real_loader() -> None:
-    data, torch = pytest.importorskip("torch.utils.data"), pytest.importorskip("torch")
-    x = torch.ones(8, 3)
-    x[5, 0] = NAN
-    loader = data.DataLoader(data.TensorDataset(x, torch.zeros(8)), batch_size=4)
-    watched = anynan.watch(loader, "batch")
-    assert (watched.batch_size, len(watched)) == (4, 2)
-    event = failure(list, watched)
-    assert (event.step, event.tensor) == (1, "batch[0]")
-    assert event.cause.evidence == "1 of 4 rows is bad: 1"
-
-
 @pytest.mark.parametrize(
     ("args", "options", "words"),
     [

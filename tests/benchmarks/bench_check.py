@@ -45,7 +45,6 @@ def contestants(x: np.ndarray[Any, Any]) -> dict[str, Callable[[], object]]:
 
 
 def measure(dtype: str, rounds: int) -> dict[str, float]:
-    """Return each contestant's median time over that of the smallest and largest value."""
     generator = np.random.default_rng(0)
     count = BYTES // np.dtype(dtype).itemsize
     x = generator.standard_normal(count, dtype=np.float32).astype(dtype)
@@ -108,7 +107,6 @@ class Holder:
         self.arrays = arrays
 
     def mix(self) -> Any:
-        """Work on them."""
         return mix(self.arrays)
 
 
@@ -137,7 +135,6 @@ def many(rounds: int) -> Iterator[list[str]]:
 
 
 def main() -> None:
-    """Measure and print the tables, and write them into the documentation."""
     chosen = options(__doc__, rounds=15)
     when = (
         f"{machine('one thread', f'NumPy {np.__version__}')}; medians of {chosen.rounds} "

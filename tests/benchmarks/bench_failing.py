@@ -37,13 +37,8 @@ def measure(
 ) -> list[str]:
     """Measure a program beside its clean twin; give the cells of the table.
 
-    Args:
-        make: Gives a step that is tracked already, of weights of its own.
-        program: What it is.
-        size: Its layers, or its arguments.
-        level: The level it is tracked at.
-        heap: How many objects the process holds beside it.
-        rounds: Steps of each that count.
+    ``make`` gives a step that is tracked already, of weights of its own; ``heap`` is how many
+    objects the process holds beside it.
     """
     held = [[number] for number in range(heap // 2)]  # each holds an int of its own, too
     with warnings.catch_warnings():
@@ -104,7 +99,6 @@ def torch_rows() -> Iterator[list[str]]:
 
 
 def array_rows() -> Iterator[list[str]]:
-    """Measure a NumPy function, over its arguments."""
     import numpy as np
 
     def make(count: int, level: Any) -> Step:
@@ -156,11 +150,7 @@ def jax_rows() -> Iterator[list[str]]:
 
 
 def nested(level: Any) -> Step:
-    """Make a whole training in one jit: loops over updates, epochs and batches.
-
-    Args:
-        level: What it is tracked at.
-    """
+    """Make a whole training in one jit: loops over updates, epochs and batches."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -236,7 +226,6 @@ PARTS: dict[str, Callable[[], Iterator[list[str]]]] = {
 
 
 def run_apart(part: str) -> list[list[str]]:
-    """Measure a part in a process of its own."""
     environ = os.environ | {"KERAS_BACKEND": part.removeprefix("keras-")}
     command = [sys.executable, "-m", "tests.benchmarks.bench_failing", "--part", part]
     done = subprocess.run(command, check=True, env=environ, stdout=subprocess.PIPE, text=True)
@@ -244,7 +233,6 @@ def run_apart(part: str) -> list[list[str]]:
 
 
 def main() -> None:
-    """Measure all parts and write the table, or print the rows of one."""
     chosen = options(__doc__)
     if chosen.part is not None:
         for cells in PARTS[chosen.part]():

@@ -35,7 +35,6 @@ OPEN = """<script>addEventListener("load", () => requestAnimationFrame(() => {
 
 
 def weights(path: Path, name: str, nbytes: int) -> None:
-    """Write a safetensors file of normal numbers."""
     each = nbytes // TENSORS
     block = np.random.default_rng(0).standard_normal(BLOCK // 4, dtype=np.float32)
     if name == "BF16":
@@ -75,7 +74,6 @@ def memory(path: Path) -> int:
 
 
 def scanned(rounds: int) -> str:
-    """Measure scans; return a Markdown table."""
     lines = [["goal", "", "", ">= 0.80", "< 300"]]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "weights.safetensors"
@@ -116,7 +114,6 @@ def opened() -> str:
 
 
 def main() -> None:
-    """Measure and print the tables, and write them into the documentation."""
     chosen = options(__doc__, rounds=7)
     when = f"{machine('four threads at most', f'NumPy {np.__version__}')}"
     text = f"{when}; medians of {chosen.rounds} interleaved rounds.\n\n{scanned(chosen.rounds)}\n"

@@ -46,8 +46,6 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """A character-level language model."""
-
     width: int
 
     @nn.compact
@@ -62,8 +60,6 @@ OPTIMIZER = optax.adam(1e-3)
 
 
 def train_step(params: Any, opt_state: Any, tokens: Any) -> tuple[Any, Any, Any]:
-    """Take one step."""
-
     def loss_fn(params: Any) -> Any:
         width = params["params"]["token"]["embedding"].shape[-1]
         logits = Model(width).apply(params, tokens[:, :-1])
@@ -76,7 +72,6 @@ def train_step(params: Any, opt_state: Any, tokens: Any) -> tuple[Any, Any, Any]
 
 
 def plain() -> Callable[..., Any]:
-    """Compile the step."""
     return jax.jit(train_step)
 
 
@@ -98,7 +93,6 @@ def debug_nans() -> Callable[..., Any]:
 
 
 def float_checks() -> Callable[..., Any]:
-    """Run under checkify's checks of floats."""
     step = jax.jit(checkify.checkify(train_step, errors=checkify.float_checks))
 
     def run(*args: Any) -> Any:
@@ -140,7 +134,6 @@ SELDOM = ('anynan track(step, level="operation")',)
 
 
 def arguments(size: str) -> tuple[Any, Any, Any]:
-    """Make weights, optimizer state and a batch."""
     width, batch, length = SIZES[size]
     tokens = jax.random.randint(jax.random.key(0), (batch, length + 1), 0, LETTERS)
     params = Model(width).init(jax.random.key(0), tokens[:, :-1])
@@ -148,7 +141,6 @@ def arguments(size: str) -> tuple[Any, Any, Any]:
 
 
 def finished(step: Callable[..., Any], args: tuple[Any, ...]) -> object:
-    """Wait for a step's results."""
     return jax.block_until_ready(step(*args))
 
 
@@ -210,7 +202,6 @@ def memory() -> tuple[int, int]:
 
 
 def main() -> None:
-    """Measure and print the table, or write it into the documentation."""
     chosen = options(__doc__)
     results, reported = measure(chosen.rounds)
     out, meanwhile = memory()

@@ -44,7 +44,6 @@ def network(blocks: int, *, jit: bool) -> Any:
 
 
 def plain(model: Any) -> list[Any]:
-    """Run ``fit`` without tracking."""
     return []
 
 
@@ -57,7 +56,6 @@ def tracked(model: Any, **chosen: Any) -> list[Any]:
 
 
 def monitor(model: Any) -> list[Any]:
-    """Run with anynan's callback."""
     import anynan
 
     return [anynan.keras.Monitor()]
@@ -71,7 +69,6 @@ def terminate(model: Any) -> list[Any]:
 
 
 def check_numerics(model: Any) -> list[Any]:
-    """Run with a check of every operation's result."""
     import tensorflow as tf
 
     tf.debugging.enable_check_numerics()
@@ -108,7 +105,6 @@ class Fit:
         self._number = itertools.count()
 
     def first(self) -> None:
-        """Begin, and train on the first batch."""
         self._callbacks = self._wrap(self._make(self.model), model=self.model)
         self.model.make_train_function()
         self._callbacks.on_train_begin()
@@ -116,7 +112,6 @@ class Fit:
         self.step()
 
     def step(self) -> None:
-        """Train on a batch."""
         number = next(self._number)
         self._callbacks.on_train_batch_begin(number)
         logs = self.model.train_function(self._batches)
@@ -154,14 +149,12 @@ def serve(name: str, threads: int, pipe: Any) -> None:
 
 
 def ask(pipe: Any, what: str) -> Any:
-    """Have a process do something, and wait for it."""
     pipe.send(what)
     return pipe.recv()
 
 
 @contextlib.contextmanager
 def processes(threads: int) -> Iterator[dict[str, Any]]:
-    """Start a process for each variant, and end it."""
     os.environ.update(KERAS_BACKEND="tensorflow", TF_CPP_MIN_LOG_LEVEL="3")
     context = mp.get_context("spawn")
     pipes: dict[str, Any] = {}
@@ -193,7 +186,6 @@ def measure(rounds: int, threads: int) -> dict[str, dict[str, float]]:
 
 
 def main() -> None:
-    """Measure and print the table, or write it into the documentation."""
     import keras
     import tensorflow as tf
 

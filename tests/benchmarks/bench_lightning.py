@@ -17,32 +17,25 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import anynan
+from tests.benchmarks.bench_torch import GOALS
 from tests.benchmarks.gpt import GPT, LARGE, SMALL, Size
 from tests.benchmarks.timing import machine, options, over, publish, table
 
 BASE = "Trainer, no tracking"
-GOALS = {
-    SMALL.name: "step <= 1.05, layer <= 1.15",
-    LARGE.name: "step <= 1.01, layer <= 1.03",
-}
 ENDS = 'Trainer, anynan track(module, level="step")'
 
 
 class Module(lightning.LightningModule):
-    """Train the GPT."""
-
     def __init__(self, size: Size) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.gpt = GPT(size)
 
     def training_step(self, batch: list[torch.Tensor]) -> torch.Tensor:
-        """Give the loss of (tokens, targets)."""
         tokens, targets = batch
         return F.cross_entropy(self.gpt(tokens).flatten(0, 1), targets.flatten())
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Use AdamW."""
         return torch.optim.AdamW(self.parameters())
 
 
@@ -54,11 +47,9 @@ class Clock(lightning.Callback):
         self._start = 0.0
 
     def on_train_batch_start(self, *details: Any) -> None:
-        """Start the clock."""
         self._start = time.perf_counter()
 
     def on_train_batch_end(self, *details: Any) -> None:
-        """Stop it."""
         if details[-1] > 2:
             self.times.append(time.perf_counter() - self._start)
 
@@ -87,7 +78,6 @@ def measure(size: Size, rounds: int, steps: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure both sizes; write the table into the documentation."""
     chosen = options(__doc__)
     if chosen.threads:
         torch.set_num_threads(chosen.threads)

@@ -6,6 +6,7 @@ nothing else on the machine: ``make bench``.
 """
 
 import contextlib
+import importlib
 import math
 import warnings
 from collections.abc import Callable, Iterator
@@ -30,7 +31,6 @@ GOALS = {
 
 
 def plain(model: nn.Module, step: Callable[[], None]) -> Callable[[], None]:
-    """Run without tracking."""
     return step
 
 
@@ -56,11 +56,13 @@ def unasked() -> Iterator[None]:
         undo()
 
 
-def anomaly(model: nn.Module, step: Callable[[], None]) -> Callable[[], None]:
-    """Run under autograd's anomaly mode."""
+def within(
+    tool: Callable[[], Any], model: nn.Module, step: Callable[[], None]
+) -> Callable[[], None]:
+    """Run each step inside a tool's context."""
 
     def run() -> None:
-        with torch.autograd.detect_anomaly(check_nan=True):
+        with tool():
             step()
 
     return run
@@ -88,17 +90,6 @@ def transformers_debug(model: nn.Module, step: Callable[[], None]) -> Callable[[
     return step
 
 
-def sherlorch_trace(model: nn.Module, step: Callable[[], None]) -> Callable[[], None]:
-    """Run under sherlorch's tracer, forward only."""
-    import sherlorch
-
-    def run() -> None:
-        with sherlorch.trace():
-            step()
-
-    return run
-
-
 BASE, RUN = "no tracking", "anynan run"
 VARIANTS: dict[str, Callable[[nn.Module, Callable[[], None]], Callable[[], None]]] = {
     BASE: plain,
@@ -110,17 +101,16 @@ VARIANTS: dict[str, Callable[[nn.Module, Callable[[], None]], Callable[[], None]
     "anynan, backward=False": partial(tracked, backward=False),
     'anynan, read="end"': partial(tracked, read="end"),
     'anynan track(model, level="operation")': partial(tracked, level="operation"),
-    "autograd.detect_anomaly": anomaly,
+    "autograd.detect_anomaly": partial(within, partial(torch.autograd.detect_anomaly, True)),
     "isnan/isinf forward hooks": isnan_hooks,
     "transformers DebugUnderflowOverflow": transformers_debug,
-    "sherlorch.trace": sherlorch_trace,
+    "sherlorch.trace": partial(within, lambda: importlib.import_module("sherlorch").trace()),
 }
 TURN = 8
 SELDOM = ('anynan track(model, level="operation")', "sherlorch.trace")
 
 
 def measure(size: Size, rounds: int, device: str) -> dict[str, float]:
-    """Return each variant's median time over the untracked median."""
     runs = {}
     for name, make in VARIANTS.items():
         model, step = training(size, device)

@@ -13,8 +13,6 @@ from tests.benchmarks.timing import machine, options, publish, table
 
 @dataclass(frozen=True)
 class Size:
-    """Give one benchmark size."""
-
     name: str
     width: int
     batch: int
@@ -55,8 +53,6 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """A small decoder-only transformer."""
-
     def __init__(self, size: Size) -> None:
         super().__init__()
         self.embed = nn.Embedding(size.vocabulary, size.width)
@@ -66,7 +62,6 @@ class GPT(nn.Module):
         self.head = nn.Linear(size.width, size.vocabulary)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Give logits for (batch, length) tokens."""
         x = self.embed(tokens) + self.place(torch.arange(tokens.shape[1], device=tokens.device))
         for layer in self.layers:
             x = layer(x)
@@ -75,7 +70,6 @@ class GPT(nn.Module):
 
 
 def training(size: Size, device: str = "cpu") -> tuple[GPT, Callable[[], None]]:
-    """Return a model and its training step: forward, backward, AdamW."""
     torch.manual_seed(0)
     model = GPT(size).to(device)
     return model, train_step(model, model, size, device)

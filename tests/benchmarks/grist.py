@@ -106,7 +106,6 @@ def run(grist: Path, path: Path, iterations: int, seconds: float) -> int:
 
 
 def labels(ranum: Path, number: str) -> list[str]:
-    """Give the operations that RANUM names defective."""
     folder = ranum / "empirical_study/precond/immediate"
     plain = number.rstrip("bcd")
     return [
@@ -118,7 +117,6 @@ def labels(ranum: Path, number: str) -> list[str]:
 
 
 def ended(*words: object) -> "subprocess.CompletedProcess[str]":
-    """Run a child."""
     call = [sys.executable, "-m", "tests.benchmarks.grist", *map(str, words)]
     return subprocess.run(call, capture_output=True, encoding="utf-8", check=False)
 
@@ -166,7 +164,6 @@ def run_row(grist: Path, ranum: Path, number: str, seconds: float) -> tuple[str,
 
 
 def hunted(grist: Path, path: Path, fixes: list[list[str]]) -> dict[str, Any] | str:
-    """Hunt in a program."""
     done = ended("--hunt", grist, path, json.dumps(fixes))
     if done.returncode:
         return done.stderr.strip().rpartition("\n")[2]
@@ -253,7 +250,6 @@ def hunts(grist: Path, ranum: Path, numbers: list[str]) -> None:
 
 
 def main() -> None:
-    """Print the tables."""
     parser = argparse.ArgumentParser()
     parser.add_argument("grist", type=Path)
     parser.add_argument("ranum", type=Path)

@@ -59,7 +59,6 @@ _ABSENT = (
 
 
 def path_of(grist: Path, number: str) -> Path:
-    """Give the path of a program."""
     name = TORCH.get(number) or TENSORFLOW[number]
     return grist / "scripts/study_case" / f"ID_{number.rstrip('bcd')}" / f"{name}.py"
 
@@ -91,7 +90,6 @@ class _Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def images(grist: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Read the images and labels that are in the checkout."""
     folder = grist / "scripts/study_case/data/MNIST/raw"
     raw = [gzip.decompress((folder / name).read_bytes()) for name in (_IMAGES, _LABELS)]
     pixels, labels = (np.frombuffer(x, np.uint8)[at:] for x, at in zip(raw, (16, 8), strict=True))
@@ -166,8 +164,6 @@ def _torch(grist: Path) -> None:
     vision: Any = importlib.import_module("torchvision")
 
     class Images(torch.utils.data.Dataset[Any]):
-        """The images that are in the checkout."""
-
         def __init__(self, *args: Any, **options: Any) -> None:
             self.images, self.labels = images(grist)
 

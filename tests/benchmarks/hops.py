@@ -46,7 +46,6 @@ class Walk:
 
     @property
     def files(self) -> list[str]:
-        """List the files that are entered."""
         return list(dict.fromkeys(file for file, _ in self.functions))
 
     @property
@@ -130,12 +129,7 @@ STEPS: dict[str, Callable[..., Callable[[float], Any]]] = {
 
 
 def walk(backend: str, *, replay: bool) -> Walk:
-    """Follow one bad call of something tracked, from the call to the exception.
-
-    Args:
-        backend: Whose.
-        replay: Whether the call is run again.
-    """
+    """Follow one bad call of something tracked, from the call to the exception."""
     step = STEPS[backend](replay=replay)
     for _ in range(2):  # what is made, loaded and searched once is no part of it
         step(1.0)
@@ -147,7 +141,6 @@ def walk(backend: str, *, replay: bool) -> Walk:
 
 
 def main() -> None:
-    """Print a table."""
     backends = [word for word in sys.argv[1:] if word in STEPS] or ["torch"]
     print("| | functions | files | hops | asked |\n|---|---|---|---|---|")
     for backend in backends:

@@ -27,7 +27,6 @@ def those(library: Any, names: str, *example: Any) -> Cases:
 
 
 def of_torch() -> Cases:
-    """Give each loss and norm of PyTorch with an example."""
     x, p = torch.randn(6, 4).requires_grad_(), (torch.rand(6, 4) * 0.8 + 0.1).requires_grad_()
     y, labels, several = torch.randn(6, 4), torch.randint(0, 4, (6,)), torch.randint(0, 2, (6, 4))
     share, signs = torch.rand(6, 4).softmax(1), torch.randint(0, 2, (6,)) * 2 - 1
@@ -78,7 +77,6 @@ def _ctc(x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 def of_torchmetrics() -> Cases:
-    """Give metrics of torchmetrics."""
     metrics: Any = importlib.import_module("torchmetrics.functional")
     classes, sound, images, text = (
         importlib.import_module(f"torchmetrics.functional.{name}")
@@ -105,7 +103,6 @@ def of_torchmetrics() -> Cases:
 
 
 def of_optax() -> Cases:
-    """Give losses of optax, with their gradient."""
     import jax
     import jax.numpy as jnp
     import optax
@@ -130,7 +127,6 @@ def of_optax() -> Cases:
 
 
 def of_keras() -> Cases:
-    """Give losses and layers of Keras on TensorFlow."""
     import keras
     import tensorflow as tf
 
@@ -151,7 +147,6 @@ def of_keras() -> Cases:
 
 
 def of_transformers() -> Cases:
-    """Give losses of transformers."""
     detection: Any = importlib.import_module("transformers.loss.loss_for_object_detection")
     utils: Any = importlib.import_module("transformers.loss.loss_utils")
     logits, labels = torch.randn(2, 6, 5).requires_grad_(), torch.randint(0, 5, (2, 6))

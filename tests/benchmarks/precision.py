@@ -43,8 +43,6 @@ PLACING = ("full", "fill", "masked_fill", "where", "scalar_tensor", "triu", "tri
 
 @dataclass
 class Found:
-    """Hold what breaks first: the operator, the module, the line."""
-
     operator: str
     layer: str
     line: str
@@ -200,7 +198,6 @@ def targets(model: Any) -> list[str]:
 
 
 def weight_of(model: Any, name: str) -> Any:
-    """Give the weight of a module that is scaled."""
     module = model.get_submodule(name)
     return module.weight if hasattr(module, "weight") else next(module.parameters(recurse=False))
 
@@ -223,7 +220,6 @@ def scaled(case: Case, name: str, how: str) -> tuple[float, dict[str, Found]] | 
 
 
 def predicted(case: Case, how: Any, *, plan: bool = False) -> Any:
-    """Ask anynan, of the same step."""
     torch.manual_seed(0)
     model, factor = case.model, case.factor
     if factor is None:
@@ -237,7 +233,6 @@ def predicted(case: Case, how: Any, *, plan: bool = False) -> Any:
 
 
 def verdict(report: Any, found: Found, phase: str, way: str) -> str:
-    """Compare what was said with what broke."""
     phases = ("backward",) if phase == "backward" else ("forward", "loss")
     if way == "ranges":  # of the float32 run alone: the first result beyond the dtype
         rows = [row for row in report.rows if row.phase in phases and report.runs(row)]

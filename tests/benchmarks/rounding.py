@@ -58,7 +58,6 @@ def tiny(name: str) -> tuple[Any, Callable[[], Any]]:
 
 
 def named(model: Any, wanted: Callable[[Any], bool]) -> list[tuple[str, Any]]:
-    """List the modules that fit, the one in the middle first."""
     found = [(name, module) for name, module in model.named_modules() if name and wanted(module)]
     return found[len(found) // 2 :] + found[: len(found) // 2]
 
@@ -318,7 +317,6 @@ def in_transformers(name: str) -> Iterator[tuple[str, str | None, Any, Any, Any]
 
 
 def main(names: list[str]) -> None:
-    """Print the table, and every miss."""
     warnings.simplefilter("ignore")
     logging: Any = transformers.logging
     logging.set_verbosity_error()

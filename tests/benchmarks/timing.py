@@ -17,14 +17,12 @@ PAGE = Path("docs/benchmarks.md")
 
 
 def seconds(run: Callable[..., object], *args: object) -> float:
-    """Run something once, and give the seconds it took."""
     start = time.perf_counter()
     run(*args)
     return time.perf_counter() - start
 
 
 def over(base: str, times: Mapping[str, list[float]]) -> dict[str, float]:
-    """Return each median over that of the base."""
     middle = statistics.median(times[base])
     return {name: statistics.median(values) / middle for name, values in times.items()}
 
@@ -89,7 +87,6 @@ def table(results: Mapping[str, Mapping[str, float]], corner: str, goals: Mappin
 
 
 def machine(*software: str) -> str:
-    """Say when and on what something was measured."""
     return (
         f"Measured {dt.datetime.now(dt.UTC):%Y-%m-%d} on {os.cpu_count()} cores "
         f"({platform.machine()}), Python {platform.python_version()}"

@@ -9,7 +9,6 @@ import os
 import random
 import signal
 import sys
-import warnings
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -25,7 +24,7 @@ from tests.chaos import torch_twins, twins  # noqa: E402
 from tests.flat import split  # noqa: E402
 from tests.torch_adapter.training import Fault, live_tensors  # noqa: E402
 
-pytestmark = pytest.mark.tier(2)
+pytestmark = [pytest.mark.tier(2), pytest.mark.filterwarnings("ignore::anynan.AnynanWarning")]
 
 # What puts things back runs in frames of contextlib, too.
 PLACES = (str(Path(anynan.__file__).parent) + os.sep, contextlib.__file__)
@@ -146,12 +145,9 @@ def places(found: list[tuple[CodeType, int]], amount: str, *, seams: bool = True
 amounts = pytest.mark.parametrize("amount", ["few", pytest.param("many", marks=pytest.mark.long)])
 
 
-@pytest.mark.filterwarnings("ignore::anynan.AnynanWarning")
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: f"{way[0]}-{way[2]}-{way[1]}")
 @amounts
-def test_ctrl_c_at_any_line_of_a_step(
-    way: tuple[str, dict[str, Any], str], amount: str, handler: Any
-) -> None:
+def test_ctrl_c_at_any_line_of_a_step(way: Any, amount: str, handler: Any) -> None:
     target, options, armed = way
     program = Program(target, **options)
     program.run()
@@ -200,7 +196,6 @@ def each_interrupt(begin: Any, act: Any, amount: str) -> Iterator[tuple[str, Any
         yield interrupt.where, made
 
 
-@pytest.mark.filterwarnings("ignore::anynan.AnynanWarning")
 # As the last reference goes, Python lets nothing out of a `__del__`.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @amounts
@@ -220,7 +215,6 @@ def test_ctrl_c_at_any_line_of_remove(amount: str, handler: Any) -> None:
         twins.assert_process(before, torch_twins.process(), where)
 
 
-@pytest.mark.filterwarnings("ignore::anynan.AnynanWarning")
 @amounts
 def test_ctrl_c_at_any_line_of_track(amount: str, handler: Any) -> None:
     anynan.torch.track(torch.nn.Linear(2, 2)).remove()
@@ -257,9 +251,7 @@ def held(model: Any) -> dict[str, int]:
     ids=["model", "step"],
 )
 @pytest.mark.parametrize("steps", [600, pytest.param(21_000, marks=pytest.mark.long)])
-def test_nothing_piles_up(
-    target: str, options: dict[str, Any], steps: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_nothing_piles_up(target: str, options: Any, steps: int, caplog: Any) -> None:
     fault = Fault()
     model = torch.nn.Sequential(
         torch.nn.Linear(8, 8), torch.nn.Tanh(), fault, torch.nn.Dropout(0.1), torch.nn.Linear(8, 1)
@@ -279,8 +271,7 @@ def test_nothing_piles_up(
     )
     run = step if target == "model" else tracker
     counts, seen = [], 0
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with twins.quiet():
         for i in range(steps):
             run(i)
             if (i + 1) % (steps // 3) == 0:

@@ -59,8 +59,6 @@ class Ops:
 
 
 class Program:
-    """A step over three scopes, tracked."""
-
     def __init__(self, recipe: StepRecipe, space: Space, **options: Any) -> None:
         self.space, self.dtype = space, recipe.dtype
         ops = Ops(space)
@@ -78,7 +76,6 @@ class Program:
         self.tracker: anynan.Tracker = anynan.track(step, **split(options))
 
     def step(self, values: Any) -> None:
-        """Run one step."""
         self.tracker(self.space.array(values, self.dtype), self.weight)
 
     def spoil(self) -> None:

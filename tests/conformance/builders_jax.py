@@ -49,8 +49,6 @@ class Ops:
 
 
 class Program:
-    """A step over three layers, tracked."""
-
     def __init__(self, recipe: StepRecipe, space: Space, **options: Any) -> None:
         self.space, self.dtype = space, recipe.dtype
         ops = Ops(space)
@@ -68,7 +66,6 @@ class Program:
         self.tracker: anynan.Tracker = anynan.jax.track(jax.value_and_grad(loss), **split(options))
 
     def step(self, values: Any) -> None:
-        """Run one step."""
         self.tracker(self.params, self.space.array(values, self.dtype))
 
     def spoil(self) -> None:

@@ -49,8 +49,6 @@ class Ops:
 
 
 class Program:
-    """A step over three layers, tracked."""
-
     def __init__(
         self, recipe: StepRecipe, space: Space, *, compiled: bool = False, **options: Any
     ) -> None:
@@ -67,7 +65,6 @@ class Program:
         self.tracker: anynan.Tracker = anynan.mlx.track(fn, **split(options))
 
     def step(self, values: Any) -> None:
-        """Run one step."""
         self.tracker(self.space.array(values, self.dtype))
 
     def spoil(self) -> None:

@@ -56,8 +56,6 @@ class Ops:
 
 
 class Program:
-    """A step over three modules, tracked."""
-
     def __init__(
         self, recipe: StepRecipe, space: Space, *, compiled: bool | None, **options: Any
     ) -> None:
@@ -77,7 +75,6 @@ class Program:
         self.tracker: anynan.Tracker = anynan.tensorflow.track(fn, **split(options))
 
     def step(self, values: Any) -> None:
-        """Run one step."""
         self.tracker(self.space.array(values, self.dtype))
 
     def spoil(self) -> None:

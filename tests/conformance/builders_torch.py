@@ -60,8 +60,6 @@ class Layer(nn.Module):
 
 
 class Program:
-    """A step over three layers, tracked."""
-
     def __init__(
         self, recipe: StepRecipe, space: Space, *, model: bool = False, **options: Any
     ) -> None:
@@ -87,7 +85,6 @@ class Program:
         self.run = step if model else self.tracker
 
     def step(self, values: Any) -> None:
-        """Run one step."""
         self.run(self.space.array(values, self.dtype))
 
     def spoil(self) -> None:

@@ -54,7 +54,6 @@ class Contract:
         raise NotImplementedError
 
     def track(self, target: Any, **options: Any) -> Any:
-        """Track a step or a model with this adapter."""
         raise NotImplementedError
 
     # Nothing is different because somebody watches.

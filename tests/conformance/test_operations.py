@@ -48,14 +48,11 @@ def builders(backend: Backend) -> list[Any]:
 
 
 def named(made: Any) -> str:
-    """Give a builder's name."""
     return made.__name__.rpartition("_")[2]
 
 
 @dataclass(frozen=True)
 class Way:
-    """Say where and how a program runs."""
-
     backend: Backend
     made: Any
     name: str
@@ -67,13 +64,7 @@ class Way:
 
 
 def ways(chosen: list[Backend], *, causes: bool, few: bool) -> list[Way]:
-    """List the ways to run a program.
-
-    Args:
-        chosen: The backends.
-        causes: Whether there is a program for each cause, which are many.
-        few: Whether every recipe runs in the first way of a library alone.
-    """
+    """List the ways to run a program: if ``few``, in the first of a library alone."""
     return [
         Way(backend, made, name, not other and (not nth or (made.DIFFER and not few)))
         for backend in chosen

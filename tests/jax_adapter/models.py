@@ -71,6 +71,5 @@ def adam():
 
 
 def same(a, b):
-    """Tell whether two trees hold the same bits."""
     equal = jax.tree.map(lambda x, y: bool(jnp.array_equal(x, y, equal_nan=True)), a, b)
     return jax.tree.all(equal) and jax.tree.structure(a) == jax.tree.structure(b)

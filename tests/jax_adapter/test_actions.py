@@ -12,7 +12,7 @@ from anynan.jax.program.evaluator import jit_once
 from anynan.jax.read import probes
 from anynan.jax.session import settlement
 from tests.failing import failure
-from tests.jax_adapter.models import OPTIMIZER, adam, same
+from tests.jax_adapter.models import OPTIMIZER, adam, made, same
 
 GOOD, BAD = jnp.array([1.0, 2.0]), jnp.array([1.0, -2.0])
 
@@ -104,28 +104,6 @@ def test_the_memory_that_is_kept_does_not_grow():
     assert counts[1] == counts[2] == counts[3]
 
 
-def mean_square(params, x):
-    for w in params:
-        x = jnp.tanh(x @ w)
-    return jnp.mean(x**2)
-
-
-@jax.jit
-def step(params, state, x):
-    value, gradients = jax.value_and_grad(mean_square)(params, x)
-    updates, state = OPTIMIZER.update(gradients, state, params)
-    return optax.apply_updates(params, updates), state, value
-
-
-def begun():
-    params = [0.1 * jnp.eye(3)] * 3
-    return params, OPTIMIZER.init(params)
-
-
-FINE = jnp.ones((2, 3))
-SPOILT = FINE.at[0, 0].set(jnp.nan)
-
-
 COSTS = ("flags", settlement), ("replay", settlement), ("attempt", settlement), ("worst", probes)
 
 
@@ -143,13 +121,14 @@ def looks(monkeypatch):
 @pytest.mark.filterwarnings("ignore::anynan.AnynanWarning")
 @pytest.mark.parametrize("level", ["step", "layer"])
 def test_later_steps_are_judged_by_what_is_known(level, looks):
-    tracked = anynan.jax.track(step, action="warn", level=level)
-    params, state = begun()
-    for x in (FINE, SPOILT, FINE):
+    step, params, state, fine = made()
+    tracked = anynan.jax.track(jax.jit(step), action="warn", level=level)
+    spoilt = fine.at[0, 0].set(jnp.nan)
+    for x in (fine, spoilt, fine):
         params, state, _ = tracked(params, state, x)
     assert looks
     looks.clear()
-    for x in (FINE, FINE, SPOILT):
+    for x in (fine, fine, spoilt):
         params, state, _ = tracked(params, state, x)
     assert looks.count("flags") == looks.count("replay") == looks.count("worst") == 0
     assert len(tracked.events) == 1
@@ -159,12 +138,12 @@ def test_later_steps_are_judged_by_what_is_known(level, looks):
 
 
 def test_a_fault_compiles_its_second_run_and_nothing_over_all_weights_beside_it(monkeypatch):
-    tracked = anynan.jax.track(step, action="record")
-    params, state = begun()
-    params, state, _ = tracked(params, state, FINE)
+    step, *state = adam()
+    tracked = anynan.jax.track(jax.jit(step), action="record")
+    state = tracked(*state, GOOD)
     jit_once(probes.code)  # asks once what the compiler can do
     compiled, real = [], jax.jit
     monkeypatch.setattr(jax, "jit", lambda fn, **given: compiled.append(fn) or real(fn, **given))
-    tracked(params, state, SPOILT)
+    tracked(*state, GOOD.at[0].set(jnp.nan))
     assert len(compiled) == 1  # the second run, which brings out what is told of
     assert len(tracked.events) == 1

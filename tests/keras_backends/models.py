@@ -95,5 +95,4 @@ def line(file, mark):
 
 
 def layers(tracker, phase):
-    """List the layers that the last step read."""
     return {reading.layer for reading in tracker.history.last() if reading.phase == phase}

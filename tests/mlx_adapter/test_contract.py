@@ -1,15 +1,13 @@
 """The vows of an adapter, kept by MLX's."""
 
+import mlx.core as mx
 import numpy as np
-import pytest
+from mlx import nn, optimizers
+from mlx.utils import tree_flatten
 
 import anynan
 from tests.conformance.contract import Contract, Subject
 from tests.flat import split
-
-mx = pytest.importorskip("mlx.core")
-from mlx import nn, optimizers  # noqa: E402
-from mlx.utils import tree_flatten  # noqa: E402
 
 
 class Log(nn.Module):

@@ -1,14 +1,13 @@
 """One run of MLX, operation by operation, and the hunt that is built on it."""
 
+import mlx.core as mx
 import numpy as np
 import pytest
+from mlx import nn
 
 import anynan
 from anynan.mlx.observe import observe
 from tests.mlx_adapter.test_contract import subject
-
-mx = pytest.importorskip("mlx.core")
-from mlx import nn  # noqa: E402
 
 
 def shown(target, *args):

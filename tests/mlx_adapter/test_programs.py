@@ -1,13 +1,12 @@
 """Layers, optimizers and transformations of MLX's: a twin that is watched does the same."""
 
+import mlx.core as mx
 import numpy as np
 import pytest
+from mlx import nn, optimizers
+from mlx.utils import tree_flatten
 
 import anynan
-
-mx = pytest.importorskip("mlx.core")
-from mlx import nn, optimizers  # noqa: E402
-from mlx.utils import tree_flatten  # noqa: E402
 
 
 class Nested(nn.Module):

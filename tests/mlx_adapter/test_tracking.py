@@ -4,17 +4,15 @@ import functools
 import gc
 import weakref
 
+import mlx.core as mx
 import numpy as np
 import pytest
+from mlx import nn, optimizers
 
 import anynan
+from anynan.mlx import session
+from anynan.mlx.reading import ends
 from tests.failing import failure
-
-mx = pytest.importorskip("mlx.core")
-from mlx import nn, optimizers  # noqa: E402
-
-from anynan.mlx import session  # noqa: E402
-from anynan.mlx.reading import ends  # noqa: E402
 
 
 class Root(nn.Module):

@@ -1,14 +1,12 @@
 """One run of TensorFlow, operation by operation, and the hunt that is built on it."""
 
+import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import anynan
-
-tf = pytest.importorskip("tensorflow")
-keras = pytest.importorskip("keras")
-
-from anynan.tensorflow.observe import observe  # noqa: E402
+from anynan.tensorflow.observe import observe
 
 
 class Training:

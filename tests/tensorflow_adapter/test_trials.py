@@ -1,8 +1,5 @@
 """A fix is tried before it is told: what the report claims of it is what really comes of it."""
 
-import subprocess
-import sys
-
 import keras
 import numpy as np
 import pytest
@@ -14,6 +11,7 @@ import anynan
 from tests.failing import failure
 from tests.flat import split
 from tests.keras_adapter import models
+from tests.processes import python
 
 pytestmark = pytest.mark.tier(2)
 
@@ -134,6 +132,5 @@ except anynan.NonFiniteError:
 """
 
 
-def test_an_optimizer_that_is_imported_after_track_makes_no_bad_update():
-    done = subprocess.run([sys.executable, "-c", LATE], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[1.0, 1.0]"
+def test_an_optimizer_that_is_imported_after_track_makes_no_bad_update(tmp_path):
+    assert python("-c", LATE, cwd=tmp_path).stdout.strip() == "[1.0, 1.0]"

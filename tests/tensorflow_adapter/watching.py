@@ -5,7 +5,6 @@ from anynan.options import Options
 
 
 def watched(run):
-    """Give what is found while something runs."""
     found = Found()
     end = watch_everything(Options(action="record"), found)
     try:

@@ -157,9 +157,7 @@ def test_the_device_counts_what_an_accelerator_would_wait_for() -> None:
 @pytest.mark.parametrize("scale", [2.0**4, 0.0])
 @pytest.mark.parametrize("tracked", ["model", "step"])
 @pytest.mark.parametrize("level", ["step", "layer"])
-def test_a_clean_step_adds_one_read_and_changes_no_bit(
-    level: Any, tracked: str, scale: float
-) -> None:
+def test_a_clean_step_adds_one_read_and_changes_no_bit(level, tracked, scale) -> None:
     with device.counted() as reads:
         Run(tracked, scale, options={"level": level}).tracker.remove()
     assert len(reads) == 1  # the weights, as tracking finds them
@@ -186,9 +184,7 @@ def test_whatever_optimizer_updates_the_weights_one_read_is_added(name: str) -> 
     ],
     ids=lambda x: next(iter(x)) if isinstance(x, dict) else "",
 )
-def test_what_is_asked_for_beside_the_readings_comes_along_where_it_can(
-    options: dict[str, Any], reads: list[int]
-) -> None:
+def test_what_is_asked_for_beside_the_readings_comes_along_where_it_can(options, reads) -> None:
     assert beside(4, options=split(options))[1] == reads
 
 
@@ -220,9 +216,7 @@ def test_a_call_without_gradients_adds_one_read() -> None:
     ("fault", "name", "cause"),
     [("forward", "log", "log_of_negative"), ("backward", "sqrt", "sqrt_gradient_at_zero")],
 )
-def test_a_failing_step_is_told_of_in_small_reads(
-    fault: str, name: str, cause: str, tracked: str, level: str | None
-) -> None:
+def test_a_failing_step_is_told_of_in_small_reads(fault, name, cause, tracked, level) -> None:
     options = {} if level is None else {"level": level}
     run = Run(tracked, options=options).steps(2)
     run.model.fault.armed = fault

@@ -61,9 +61,7 @@ def batch(step: int) -> torch.Tensor:
     return drawn(100 * step + rank())
 
 
-def stepping(
-    model: nn.Module, data: Callable[[int], torch.Tensor] = batch
-) -> Callable[[int], torch.Tensor]:
+def stepping(model: nn.Module, data: Any = batch) -> Callable[[int], torch.Tensor]:
     """Give a step of a training by its number."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
@@ -93,14 +91,7 @@ def until_bad(step: Callable[[int], object], steps: int = STEPS) -> dict[str, An
 
 
 def train(
-    model: nn.Module,
-    fault: Fault,
-    *,
-    armed: str = "",
-    where: int = 1,
-    data: Callable[[int], torch.Tensor] = batch,
-    as_step: bool = False,
-    **options: Any,
+    model: nn.Module, fault: Fault, *, armed="", where=1, data=batch, as_step=False, **options: Any
 ) -> dict[str, Any]:
     """Train for some steps with a fault on one rank; say where and how that ended."""
     step: Any = stepping(model, data)

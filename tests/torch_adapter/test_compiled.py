@@ -4,7 +4,7 @@ import gc
 import math
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -92,10 +92,7 @@ def spoil(net: Net) -> None:
         net.blocks[1].linear.bias.sub_(20)
 
 
-Watched = tuple[Callable[[torch.Tensor], torch.Tensor], Any]
-
-
-def watched(way: str, net: Any, **options: Any) -> Watched:
+def watched(way: str, net: Any, **options: Any) -> tuple[Any, Any]:
     """Compile a model, or its blocks, before or after it is tracked."""
     call, chosen = net, split(options)
     tracker = anynan.torch.track(net, **chosen) if way in ("whole_before", "blocks") else None
@@ -141,9 +138,7 @@ def untracked_graphs(*, by_block: bool) -> int:
     ("way", "read"),
     [*((way, "auto") for way in WAYS), ("whole_before", "step"), ("blocks", "step")],
 )
-def test_readings_are_those_of_the_eager_model_in_as_many_graphs_and_the_origin_is_named(
-    way: str, read: Any
-) -> None:
+def test_readings_are_those_of_the_eager_model_in_as_many_graphs_and_the_origin_is_named(way, read):
     expected, plain = eager_readings(), untracked_graphs(by_block="blocks" in way)
     torch.compiler.reset()
     counters.clear()

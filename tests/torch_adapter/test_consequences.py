@@ -112,9 +112,7 @@ def test_a_fault_beside_a_bad_weight_is_an_event_of_its_own(level: Any) -> None:
 
 
 @pytest.mark.parametrize("meant", [False, True])
-def test_a_weight_that_is_infinite_is_told_and_not_the_log_of_the_zero_that_came_of_it(
-    *, meant: bool
-) -> None:
+def test_a_weight_that_is_infinite_is_told_and_not_the_log_of_the_zero_that_came_of_it(meant):
     class Gate(nn.Module):
         def __init__(self) -> None:
             super().__init__()

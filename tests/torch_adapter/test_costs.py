@@ -4,6 +4,7 @@ import functools
 import gc
 import math
 import pickle
+import random
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -124,9 +125,7 @@ def usual(program: Program) -> int:
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("level", ["layer", "step"])
 @step_or_model
-def test_a_fault_has_one_second_run_and_no_search_of_the_heap(
-    fault: str, level: Any, model: bool
-) -> None:
+def test_a_fault_has_one_second_run_and_no_search_of_the_heap(fault, level, model) -> None:
     program = warm(fault, model=model, level=level, action="record")
     with counted() as counts:
         program.fail()
@@ -197,9 +196,7 @@ def scaled(self: Any, outputs: Any) -> Any:
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("used", ["before", "since"])
 @step_or_model
-def test_an_overflow_that_a_scaler_answers_for_is_no_fault(
-    own: bool, used: str, model: bool
-) -> None:
+def test_an_overflow_that_a_scaler_answers_for_is_no_fault(own, used, model) -> None:
     net = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
 
@@ -267,9 +264,7 @@ def test_a_clean_step_at_level_step_adds_the_same_whatever_the_depth(model: bool
 
 
 @step_or_model
-def test_a_clean_step_at_level_layer_adds_one_reduction_an_output_and_a_gradient(
-    model: bool,
-) -> None:
+def test_a_clean_step_at_level_layer_adds_one_reduction_an_output_and_a_gradient(model) -> None:
     small, large = (added(depth, "layer", model=model) for depth in (5, 40))
     layers = 2 * 35
     operators = large[1].copy()
@@ -280,9 +275,7 @@ def test_a_clean_step_at_level_layer_adds_one_reduction_an_output_and_a_gradient
 
 
 @step_or_model
-def test_a_step_that_draws_nothing_takes_the_state_of_numpy_once(
-    model: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_that_draws_nothing_takes_the_state_of_numpy_once(model, monkeypatch) -> None:
     program = Program("forward", model=model, level="step")
     np.random.seed(1)  # noqa: NPY002
     program.clean()
@@ -298,17 +291,19 @@ CHANGES: dict[str, Callable[[], object]] = {
     "a normal number": lambda: np.random.randn(),  # noqa: NPY002
     "all words": lambda: np.random.bytes(4 * 624),  # noqa: NPY002  the place is the same after it
     "another": lambda: np.random.seed(3),  # noqa: NPY002
+    "a normal number of Python": lambda: random.gauss(0, 1),  # a second one is kept
 }
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_each_change_of_numpys_generator_is_seen(change: str) -> None:
+def test_each_change_of_a_generator_is_seen(change: str) -> None:
     before = np.random.get_state()  # noqa: NPY002
     try:
         np.random.seed(0)  # noqa: NPY002
         for _ in range(5):
-            found = RandomState.now().numpy
-            assert pickle.dumps(found) == pickle.dumps(np.random.get_state())  # noqa: NPY002
+            found = RandomState.now()
+            assert pickle.dumps(found.numpy) == pickle.dumps(np.random.get_state())  # noqa: NPY002
+            assert found.python == random.getstate()
             CHANGES[change]()
     finally:
         np.random.set_state(before)  # noqa: NPY002

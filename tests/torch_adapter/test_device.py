@@ -65,9 +65,7 @@ print("reads", counts[1:5])
 """
 
 
-def test_a_program_is_watched_with_one_read_a_pass_and_what_no_model_made_is_told_too(
-    tmp_path: Path,
-) -> None:
+def test_a_program_is_watched_with_one_read_a_pass_and_what_no_model_made_is_told_too(tmp_path):
     script = tmp_path / "program.py"
     script.write_text(PROGRAM)
     ended = python("-m", "anynan", "run", script, cwd=ROOT)
@@ -80,9 +78,7 @@ def test_a_program_is_watched_with_one_read_a_pass_and_what_no_model_made_is_tol
     not (distributed.is_available() and distributed.is_gloo_available()),
     reason="this PyTorch has no gloo",
 )
-def test_ranks_on_devices_stop_together_and_a_clean_step_of_each_adds_one_read(
-    tmp_path: Path,
-) -> None:
+def test_ranks_on_devices_stop_together_and_a_clean_step_of_each_adds_one_read(tmp_path) -> None:
     with ThreadPoolExecutor() as pool:
         ranks = [
             pool.submit(python, "-m", on_device.__name__, number, tmp_path, cwd=ROOT, timeout=120)

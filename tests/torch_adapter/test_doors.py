@@ -63,14 +63,7 @@ def batches() -> torch.utils.data.DataLoader:
     return torch.utils.data.DataLoader(BATCHES, batch_size=2)
 
 
-def loop(
-    where: str,
-    folder: Any,
-    *,
-    tracked: bool = True,
-    whole: bool = False,
-    prepare: Any = lambda *given: given,
-) -> Any:
+def loop(where: str, folder: Any, *, tracked=True, whole=False, prepare=lambda *given: given):
     net = Net(where)
     net, loader, optimizer, rates = prepare(net, batches(), *optimizers(net, where))
 
@@ -136,9 +129,7 @@ def lightning(where: str, folder: Any, *, tracked: bool = True) -> Any:
     return monitor.events
 
 
-def transformers(
-    where: str, folder: Any, *, tracked: bool = True, prepare: Any = lambda net: net
-) -> Any:
+def transformers(where: str, folder: Any, *, tracked=True, prepare=lambda net: net) -> Any:
     library = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
 

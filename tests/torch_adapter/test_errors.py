@@ -93,9 +93,7 @@ def test_what_is_allowed_and_was_not_needed_is_listed_as_such() -> None:
         assert "a mask (not needed so far)" in tracker.report()
 
 
-def test_recording_warns_of_no_value_and_logs_each_suspect(
-    caplog: pytest.LogCaptureFixture, recwarn: pytest.WarningsRecorder
-) -> None:
+def test_recording_warns_of_no_value_and_logs_each_suspect(caplog, recwarn) -> None:
     model = net()
     step: Any = anynan.torch.track(
         stepping(model, torch.optim.SGD(model.parameters(), lr=1e-6)),

@@ -19,7 +19,7 @@ from anynan._steps.tracked import inside
 from tests.failing import failure
 from tests.flat import split
 from tests.torch_adapter.cause_parts import Body
-from tests.torch_adapter.training import WORDS, Fault, Net, bad, sgd, train
+from tests.torch_adapter.training import WORDS, Fault, Net, bad, live_tensors, sgd, train
 
 
 def named(event: Event) -> tuple[str | None, str, str | None]:
@@ -95,13 +95,10 @@ def test_level_operation_runs_compiled_code_again_which_it_cannot_see() -> None:
 
 @pytest.mark.parametrize("read", ["auto", "end"])
 @pytest.mark.parametrize("phase", WORDS)
-def test_the_models_own_call_is_run_again_where_the_step_shows_nothing(
-    phase: str, read: Any
-) -> None:
+def test_the_models_own_call_is_run_again_where_the_step_shows_nothing(phase, read) -> None:
     model = Net()
     model.fault.armed, model.fault.at = phase, True
     data: SimpleQueue[Any] = SimpleQueue()
-
     data.put(False)
     data.put(True)
 
@@ -152,9 +149,7 @@ DEADLY: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 @pytest.mark.parametrize("action", ["raise", "record"])
 @pytest.mark.parametrize("level", ["step", "layer", "operation"])
 @pytest.mark.parametrize("way", DEADLY)
-def test_an_exception_over_a_bad_value_takes_the_report_along(
-    way: str, level: Any, action: Any
-) -> None:
+def test_an_exception_over_a_bad_value_takes_the_report_along(way, level, action) -> None:
     model = nn.Linear(2, 3)
 
     def step(x: torch.Tensor) -> torch.Tensor:
@@ -263,7 +258,6 @@ def test_a_layer_with_bad_inputs_is_not_the_origin_where_nothing_is_run_again() 
 @pytest.mark.parametrize("level", ["layer", "operation"])
 def test_a_gradient_is_named_in_the_part_that_made_it(level: Any) -> None:
     """What comes bad into a part may be of the making of the part that took what it gave."""
-
     root = Fault()
     model = nn.ModuleDict({"first": nn.Linear(4, 4), "root": root, "last": nn.Linear(4, 1)})
     with anynan.torch.track(model, level=level, action="record") as tracker:
@@ -423,12 +417,10 @@ def test_a_dropped_model_goes_with_its_graph(holds: bool) -> None:
         out = model(torch.ones(2, 2))
         return None if holds else out, weakref.ref(model), weakref.ref(out)
 
-    gc.collect()
-    before = sum(isinstance(x, torch.Tensor) for x in gc.get_objects())
+    before = live_tensors()
     out, model, made = begin()
     assert holds or model() is not None
     del out
     assert holds or (model() is None and made() is None)  # at once, without the collector
-    gc.collect()
+    assert live_tensors() == before
     assert model() is None
-    assert sum(isinstance(x, torch.Tensor) for x in gc.get_objects()) == before

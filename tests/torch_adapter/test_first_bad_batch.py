@@ -254,9 +254,7 @@ def test_no_batch_is_taken_or_run_again_after_the_bad_one() -> None:
     ],
     ids=["AdamW", "SGD", "Adam"],
 )
-def test_everything_is_left_as_found(
-    every: int, spoiled: int | None, trained: int, optimizer: Any
-) -> None:
+def test_everything_is_left_as_found(every, spoiled, trained, optimizer) -> None:
     run = Training(optimizer=optimizer)
     for x in batches(None)[:trained]:
         run.step(x)
@@ -423,13 +421,10 @@ def test_errors(wrong: dict[str, Any], error: type[Exception], words: str) -> No
         first_bad_batch(given.pop("step"), given.pop("batches"), **split(given))
 
 
-def test_a_tracker_of_a_model_is_no_step() -> None:
+def test_a_tracker_of_a_model_is_no_step_nor_is_any_where_watching_is_off(monkeypatch) -> None:
     model = nn.Linear(2, 2)
     with pytest.raises(TypeError, match="this tracker watches a model"):
         first_bad_batch(anynan.torch.track(model), batches())
-
-
-def test_when_watching_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANYNAN", "off")
     with pytest.raises(ValueError, match="ANYNAN=off"):
         first_bad_batch(Training().step, batches())

@@ -124,16 +124,13 @@ def test_a_model_is_freed_at_once(options: Any, until: str) -> None:
         tracker.remove()
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_copy_made_while_tracked_holds_no_hooks() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
-    model.register_forward_hook(print_nothing)
+    model.register_forward_hook(own := lambda *_: None)
     anynan.torch.track(model)
-    other = copy.deepcopy(model)
-    hooks = [[*x._forward_hooks.values(), *x._forward_pre_hooks.values()] for x in other.modules()]
-    assert hooks == [[print_nothing], [], []]
-    other._forward_hooks.clear()
-    assert torch.jit.script(other)(torch.ones(1, 2)).shape == (1, 2)
+    parts = copy.deepcopy(model).modules()
+    hooks = [[*x._forward_hooks.values(), *x._forward_pre_hooks.values()] for x in parts]
+    assert hooks == [[own], [], []]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -153,7 +150,3 @@ def test_a_tracked_model_can_be_scripted_and_is_tracked_still() -> None:
 def at_most_two(x: torch.Tensor) -> torch.Tensor:
     """Stand for a function that the user scripts."""
     return x.clamp(max=2.0)
-
-
-def print_nothing(module: Any, args: Any, output: Any) -> None:
-    """Stand for a hook of the user's own."""

@@ -10,7 +10,6 @@ from torch.profiler import ProfilerActivity, profile
 
 import anynan
 from anynan import NonFiniteError
-from anynan._steps.tracked import inside
 from tests.benchmarks.gpt import GPT, SMALL, train_step
 from tests.failing import failure
 
@@ -119,10 +118,3 @@ def test_the_user_stream_is_the_one_that_is_read(model: nn.Sequential) -> None:
         model(torch.randn(8, 64, device="cuda"))
         with pytest.raises(NonFiniteError):
             model(torch.full((8, 64), torch.nan, device="cuda"))
-
-
-def test_slots_stay_on_the_device(model: nn.Sequential) -> None:
-    tracker = anynan.torch.track(model)
-    (board,) = inside(tracker).judge.adapter.graphs.boards
-    assert board._memory.is_cuda
-    assert board.layers[0].forward.pair.data_ptr() % 16 == 0

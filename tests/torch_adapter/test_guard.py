@@ -23,9 +23,7 @@ def net() -> nn.Sequential:
     )
 
 
-def trainer(
-    model: nn.Module, optimizer: torch.optim.Optimizer | None = None
-) -> Callable[[Tensor], dict[str, float]]:
+def trainer(model: nn.Module, optimizer: Any = None) -> Callable[[Tensor], dict[str, float]]:
     """Return a training step, which gives the gradient norm of each layer as they are."""
     optimizer = optimizer or torch.optim.SGD(model.parameters(), 1e-3)
 
@@ -82,9 +80,7 @@ def test_a_sparse_gradient_counts(read: Any) -> None:
     [(torch.float16, 6e4), (torch.bfloat16, 1e38), (torch.float32, 1e30), (torch.float64, 1e300)],
     ids=str,
 )
-def test_a_norm_that_overflows_condemns_no_finite_gradient(
-    read: Any, dtype: torch.dtype, size: float
-) -> None:
+def test_a_norm_that_overflows_condemns_no_finite_gradient(read, dtype, size) -> None:
     model = nn.Linear(64, 1, bias=False, dtype=dtype)
     optimizer = torch.optim.SGD(model.parameters(), 0.0)
     policy = Policy(vanishing=1e-9)
@@ -109,9 +105,7 @@ def train_demo(bug: str, steps: int) -> Any:
 
 @pytest.mark.tier(2)
 @pytest.mark.filterwarnings("ignore::anynan.AnynanWarning")
-def test_an_explosion_alone_is_told_before_the_first_nan_with_how_far_since_when_and_where() -> (
-    None
-):
+def test_an_explosion_alone_is_told_before_the_first_nan_with_how_far_since_when_and_where():
     assert train_demo("", 60).events == ()
     with pytest.raises(anynan.NonFiniteError) as caught:
         train_demo("lr", 120)

@@ -1,20 +1,17 @@
-"""What the hooks on outputs and the states taken at a call leave to the user's own code."""
+"""What the hooks on outputs leave to the user's own code."""
 
 import io
 import math
-import random
 import warnings
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import anynan
-from anynan.torch.call.randomstate import RandomState
 from tests.torch_adapter.cause_parts import Body
-from tests.torch_adapter.training import Fault, bad, sgd, stepping
+from tests.torch_adapter.training import Fault, bad, sgd
 
 
 def net() -> nn.Sequential:
@@ -66,32 +63,6 @@ def test_saving_an_output_warns_of_no_hook() -> None:
         warnings.simplefilter("error")
         torch.save(model[0](torch.randn(3, 4)), io.BytesIO())
     out.sum().backward()
-
-
-def test_the_same_output_of_several_layers_is_read_for_each() -> None:
-    model = nn.Sequential(nn.Sequential(nn.Linear(4, 4)))
-    tracker = anynan.torch.track(model)
-    stepping(model)(torch.randn(3, 4))
-    layers = [r.layer for r in tracker.history if r.phase == "backward" and not r.site.parameter]
-    assert layers == ["0.0", "0", ""]
-
-
-def test_random_states_are_put_back_whole() -> None:
-    random.gauss(0, 1)  # leaves a second number for the next call
-    np.random.standard_normal()  # noqa: NPY002
-
-    def draw() -> list[Any]:
-        python = [random.gauss(0, 1), random.random(), random.randrange(10**9)]
-        numpy = [np.random.standard_normal(), np.random.rand()]  # noqa: NPY002
-        return [*python, *map(float, numpy), torch.rand(3).tolist()]
-
-    for _ in range(3):
-        before = random.getstate()
-        state = RandomState.now()
-        first = draw()
-        state.restore()
-        assert random.getstate() == before
-        assert draw() == first
 
 
 @pytest.mark.parametrize("level", ["step", "layer", "operation"])

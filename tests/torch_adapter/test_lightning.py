@@ -111,12 +111,10 @@ WAYS: list[tuple[str, type[Lit], Callable[[], dict[str, Any]]]] = [
 ]
 
 
-@pytest.mark.parametrize(("where", "kind", "options"), WAYS)
-def test_the_monitor_names_the_operation_and_stops_with_good_weights(
-    where: str, kind: type[Lit], options: Any, tmp_path: Any
-) -> None:
+@pytest.mark.parametrize(("where", "kind", "make"), WAYS)
+def test_the_monitor_names_the_operation_and_stops_with_good_weights(where, kind, make, tmp_path):
     module, monitor = kind(where), anynan.lightning.Monitor()
-    trainer = fit(module, monitor, default_root_dir=tmp_path, max_epochs=2, **options())
+    trainer = fit(module, monitor, default_root_dir=tmp_path, max_epochs=2, **make())
     (event,) = monitor.events
     layer, phase, name = FAULTS[where]
     assert (event.layer, event.phase, event.operation.name, event.step) == (layer, phase, name, 4)

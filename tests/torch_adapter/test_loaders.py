@@ -28,9 +28,7 @@ def test_accelerate_prepares_before_a_loader_is_watched_or_says_so() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_lightning_takes_a_watched_loader_in_one_process_only(
-    monkeypatch: pytest.MonkeyPatch, quiet_lightning: Any
-) -> None:
+def test_lightning_takes_a_watched_loader_in_one_process_only(monkeypatch, quiet_lightning) -> None:
     lightning = pytest.importorskip("lightning")
 
     class Lit(lightning.LightningModule):  # type: ignore[name-defined,misc]
@@ -52,9 +50,7 @@ def test_a_watched_loader_is_its_own_class_to_everybody_else() -> None:
 
 
 @pytest.mark.parametrize("every", [1, 2])
-def test_the_first_bad_batch_of_a_loader_is_found_and_the_training_left_as_it_was(
-    every: int,
-) -> None:
+def test_the_first_bad_batch_of_a_loader_is_found_and_the_training_left_as_it_was(every) -> None:
     model = torch.nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     model(torch.ones(2, 4)).sum().backward()

@@ -264,12 +264,7 @@ def test_an_output_that_cannot_be_reduced_is_said_and_let_pass(level: Any) -> No
 
 def test_a_buffer_that_was_bad_from_the_beginning_has_no_step_at_which_it_was_good() -> None:
     crit, net = nn.CrossEntropyLoss(weight=1 / torch.tensor([5.0, 3.0, 0.0])), nn.Linear(3, 3)
-
-    def step(x: Tensor, y: Tensor) -> Tensor:
-        loss: Tensor = crit(net(x), y)
-        return loss
-
-    with anynan.torch.track(step) as tracker:
+    with anynan.torch.track(lambda x, y: crit(net(x), y)) as tracker:
         tracker(torch.randn(2, 3), torch.tensor([0, 1]))  # the class of the Inf is not there
         event = failure(tracker, torch.randn(2, 3), torch.tensor([0, 2]))
     assert (event.parameter, event.since) == ("crit.weight", None)

@@ -2,7 +2,6 @@
 
 import copy
 import sys
-from typing import Any
 
 import pytest
 import torch
@@ -13,7 +12,6 @@ import anynan
 from anynan._cli.commands import main
 from anynan.torch.observe import Sight
 from anynan.torch.replay.operands import Operation
-from tests.torch_adapter.training import assert_same, everything
 
 
 class Gated(nn.Module):
@@ -87,17 +85,12 @@ def test_what_shows_no_operation_is_not_said_to_fit() -> None:
     assert "not known: no operation of it was seen" in str(report)
 
 
-def test_bfloat16_fits_where_float16_does_not() -> None:
-    report = anynan.precision(Gated(), X, dtype=torch.bfloat16)
-    assert report.fits and report.sentence() == "fits"
-
-
 def test_code_that_asks_for_float32_is_run_as_it_asks() -> None:
     def careful(x: torch.Tensor) -> torch.Tensor:  # as the norms of language models are
         wide = x.float()
         return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True))).to(x.dtype)
 
-    assert anynan.precision(careful, X * 1000).fits
+    assert anynan.precision(careful, X * 1000).sentence() == "fits"
 
 
 def test_a_gradient_that_overflows_is_told_by_its_forward_line_and_cured_by_a_loss_scale() -> None:
@@ -116,29 +109,6 @@ def test_gradients_that_vanish_are_told_with_their_share() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1))
     report = anynan.precision(lambda x: (model(x) * 1e-7).sum().backward(), X)
     assert report.flushed().phase == "backward" and "flushes" in report.sentence()
-
-
-@pytest.mark.tier(2)
-def test_nothing_is_changed_bit_for_bit() -> None:
-    model = Net()
-    optimizer = torch.optim.AdamW(model.parameters())
-
-    def step(x: torch.Tensor) -> None:
-        optimizer.zero_grad()
-        model(F.dropout(x)).square().mean().backward()
-        optimizer.step()
-
-    def held() -> list[Any]:
-        states = [x for state in optimizer.state.values() for x in state.values()]
-        tensors = [*model.parameters(), *(p.grad for p in model.parameters()), *states]
-        return [(id(x), x._version, x.dtype) for x in tensors]
-
-    step(X)
-    before = held(), everything([model], [optimizer])
-    for how in ("cast", "autocast"):
-        anynan.precision(step, X, how=how)  # type: ignore[arg-type]
-        assert_same(before, (held(), everything([model], [optimizer])))
-        assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
 
 def test_an_update_whose_epsilon_becomes_0_is_told() -> None:

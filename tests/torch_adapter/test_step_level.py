@@ -41,17 +41,6 @@ def training(model: nn.Module) -> Callable[[], torch.Tensor]:
     return lambda: train(model, optimizer, torch.randn(8, 4))
 
 
-def test_only_the_model_itself_has_hooks() -> None:
-    def hooked() -> set[str]:
-        parts = model.named_modules()
-        return {name for name, each in parts if each._forward_hooks or each._forward_pre_hooks}
-
-    model = Net()
-    with anynan.torch.track(model, level="step"):
-        assert hooked() == {""}
-    assert not hooked()
-
-
 def compiled_graphs(way: str, level: str | None) -> tuple[int, list[int], int]:
     """Train compiled, and count graphs, their nodes, and what breaks them."""
     torch.compiler.reset()

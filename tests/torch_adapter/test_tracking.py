@@ -1,6 +1,5 @@
 """Every option of ``track`` does what it says, and a tracker comes and goes."""
 
-import functools
 import warnings
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -231,14 +230,6 @@ def test_a_step_meets_a_new_model_later() -> None:
         step(model, batch())
     (event,) = bad(step)
     assert event.layer.endswith("fault") and event.step == 2
-
-
-def test_a_model_is_found_in_a_partial() -> None:
-    model = Net()
-    model.fault.armed = "forward"
-    bound = anynan.torch.track(functools.partial(train, model, sgd(model)), action="record")
-    bound(batch())
-    assert [event.layer for event in bad(bound)] == ["fault"]
 
 
 def test_wrappers_do_not_show_in_paths() -> None:

@@ -12,10 +12,11 @@ from torch.optim import optimizer as optimizers
 
 import anynan
 from anynan.torch.update import updates
+from tests.conformance.contract import Contract, Subject
 from tests.failing import failure
 from tests.flat import split
 from tests.torch_adapter.cause_parts import Body
-from tests.torch_adapter.training import Fault, assert_same, everything, seed, small
+from tests.torch_adapter.training import Fault, assert_same, everything, seed, small, train
 
 
 class Busy(nn.Module):
@@ -33,7 +34,8 @@ class Busy(nn.Module):
         self.calls += 1
         self.kept.append(self.calls)
         x = self.norm(self.stem(x)).relu()
-        x = x * (random.random() + float(np.random.rand()))  # noqa: NPY002
+        # Each leaves a second number for the next call.
+        x = x * (random.gauss(1, 0.1) + float(np.random.standard_normal()))  # noqa: NPY002
         seq = x.unsqueeze(0)
         seq = seq + self.attn(seq, seq, seq)[0]
         seq, _ = self.rnn(self.drop(seq))
@@ -242,3 +244,41 @@ def test_hooks_on_a_weight_that_a_layer_returns_go_with_the_step(read: Any) -> N
     x, bias = model(torch.ones(2, 4))
     tracker.remove()
     assert not any(p._backward_hooks for p in model.parameters())
+
+
+# The vows of an adapter, kept by PyTorch's.
+
+
+class Logs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.log = nn.Linear(2, 3), Body(lambda x: torch.log(x))
+        self.head, self.drop = nn.Linear(3, 1), nn.Dropout(0.5)
+        nn.init.ones_(self.embed.weight)
+        nn.init.ones_(self.embed.bias)
+
+    def forward(self, x: Any) -> Any:
+        return self.head(self.drop(self.log(self.embed(x))))
+
+
+class TestTorch(Contract):
+    def make(self) -> Subject:
+        torch.manual_seed(7)
+        net = Logs()
+        optimizer = torch.optim.Adam(net.parameters(), 0.01)
+
+        def step(x: Any) -> Any:
+            return train(net, optimizer, x).detach()
+
+        def state() -> dict[str, Any]:
+            found = {f"weight {k}": x.detach().numpy().copy() for k, x in net.named_parameters()}
+            for i, held in optimizer.state_dict()["state"].items():
+                found |= {f"state {i} {k}": x.numpy().copy() for k, x in held.items()}
+            return found | {"random": torch.get_rng_state().numpy().copy()}
+
+        good, bad = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[1.0, 2.0], [-3.0, -4.0]])
+        owners = (torch, torch.Tensor, nn.Linear, torch.optim.Optimizer, Body, Logs)
+        return Subject(net, step, good, bad, state, owners)
+
+    def track(self, target: Any, **options: Any) -> Any:
+        return anynan.torch.track(target, **split(options))

@@ -18,15 +18,11 @@ from anynan.torch.session.session import session_of
 from tests.failing import failure
 from tests.processes import python
 from tests.torch_adapter.cause_parts import Body
+from tests.torch_adapter.training import net
 
 
 def log() -> nn.Module:
     return Body(lambda x: torch.log(-1 - x * x))
-
-
-def net(*layers: nn.Module) -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4), *layers)
 
 
 def watched(**options: Any) -> Iterator[Found]:

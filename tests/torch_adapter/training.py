@@ -127,22 +127,24 @@ def small() -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), Fault(), nn.Linear(8, 2))
 
 
+def net(*layers: nn.Module) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4), *layers)
+
+
 def batch(rows: int = 3) -> torch.Tensor:
     return torch.randn(rows, 4)
 
 
 def loss_of(model: nn.Module) -> torch.Tensor:
-    loss: torch.Tensor = model(batch()).square().mean()
-    return loss
+    return model(batch()).square().mean()
 
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.1)
 
 
-def train(
-    model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor | None = None
-) -> torch.Tensor:
+def train(model: Any, optimizer: Any, x: torch.Tensor | None = None) -> torch.Tensor:
     loss: torch.Tensor = model(batch() if x is None else x).square().mean()
     optimizer.zero_grad()
     loss.backward()
@@ -150,9 +152,7 @@ def train(
     return loss
 
 
-def stepping(
-    model: nn.Module, optimizer: torch.optim.Optimizer | None = None
-) -> Callable[[torch.Tensor], torch.Tensor]:
+def stepping(model: Any, optimizer: Any = None) -> Callable[[torch.Tensor], torch.Tensor]:
     """Give a training step of a model, to be tracked."""
     optimizer = optimizer or sgd(model)
 

@@ -64,7 +64,6 @@ def counted(rows: Path, **more: int) -> dict[str, int]:
 
 
 def run(name: str, asked: argparse.Namespace) -> list[Row]:
-    """Run one suite and give the rows of the cases that were asked for."""
     suite = SUITES[name]
     os.environ.update(suite.environment)
     runner = Runner(name, suite, suite.module or f"tests.wild.suites.{name}")

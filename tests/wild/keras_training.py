@@ -38,12 +38,10 @@ APPLICATIONS: dict[str, tuple[int, dict[str, Any]]] = {
 
 
 def is_float(x: Any) -> bool:
-    """Tell whether a tensor is one of floats."""
     return bool(keras.backend.is_float_dtype(keras.backend.standardize_dtype(x.dtype)))
 
 
 def divided(x: Any) -> Any:
-    """Divide 0 by 0, in what is of floats."""
     zero = x * 0 if is_float(x) else None
     return x if zero is None else zero / zero  # fault: 0/0
 
@@ -118,7 +116,6 @@ class Run:
         }
 
     def attributes(self) -> set[str]:
-        """Name what layers and the optimizer hold."""
         parts = {layer.name: layer for layer in self.model._flatten_layers()}
         parts["the optimizer"] = self.model.optimizer
         return {f"{name} has {key}" for name, part in parts.items() for key in vars(part)}
@@ -151,7 +148,6 @@ def difference(one: list[np.ndarray], other: list[np.ndarray]) -> str:
 
 
 def bad(arrays: list[np.ndarray]) -> int:
-    """Count the arrays that hold a NaN or an Inf."""
     return sum(not np.isfinite(a).all() for a in arrays if a.dtype.kind == "f")
 
 
@@ -188,7 +184,6 @@ def spoilt(
 
 
 def zeroed(build: Build, level: Any, target: str, x: np.ndarray, y: np.ndarray) -> Fault:
-    """Divide what a layer returns."""
     run = Run(build, level, target)
     event = run.fit(x, y)
     run.tracker.remove()
@@ -207,15 +202,9 @@ def zeroed(build: Build, level: Any, target: str, x: np.ndarray, y: np.ndarray) 
 def rows(
     case: str, build: Build, x: np.ndarray, y: np.ndarray, target: str, *, whole: bool
 ) -> Iterator[Row]:
-    """Train a model without and with `anynan`, and with faults in one of its layers.
+    """Train a model without and with `anynan`, and with faults in one of its layers, the target.
 
-    Args:
-        case: Its name.
-        build: Makes it.
-        x: What it is trained with.
-        y: The targets.
-        target: The layer.
-        whole: Whether to take all levels, and scaled weights.
+    At all levels, and with scaled weights, if ``whole``.
     """
     try:
         plain = Run(build, None)
@@ -248,7 +237,6 @@ def rows(
 
 
 def of_layer(case: str) -> Iterator[Row]:
-    """Train one layer of the table between others."""
     make, shape, dtype = TABLE[case]
 
     def build() -> Model:
@@ -269,7 +257,6 @@ def of_layer(case: str) -> Iterator[Row]:
 
 
 def of_application(case: str) -> Iterator[Row]:
-    """Train a small form of one of keras.applications."""
     size, options = APPLICATIONS[case]
 
     def build() -> Model:
@@ -293,5 +280,4 @@ def cases() -> list[str]:
 
 
 def run(case: str) -> Iterator[Row]:
-    """Train one of them."""
     yield from (of_application if case in APPLICATIONS else of_layer)(case)

@@ -91,7 +91,6 @@ def _markdown(head: Iterable[str], lines: Iterable[Iterable[str]]) -> str:
 
 
 def table(rows: Iterable[Row]) -> str:
-    """Make the table that a run ends with."""
     lines = [COLUMNS, *_lines(rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
@@ -164,7 +163,6 @@ def _listed(rows: list[Row], known: list[Known]) -> list[tuple[str, ...]]:
 
 
 def page(rows: list[Row], cases: dict[str, int], known: list[Known], notes: dict[str, str]) -> str:
-    """Make ``docs/proof.md`` of what ran."""
     dates = sorted({row.date for row in rows})
     ran = {row.suite for row in rows}
     parts = [

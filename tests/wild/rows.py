@@ -16,21 +16,19 @@ YES = "yes"
 LEVELS = ("step", "layer", "operation")
 
 
-def said(event: Any, *words: str | None) -> str:
-    """Say in a line what an event says: these words first, then operation, line and cause."""
+def placed(event: Any) -> str:
+    """Say in a line what an event says: phase, layer, weight, operation, line and cause."""
     operation, cause = event.operation, event.cause
     where = operation.source if operation is not None else None
-    known = [
+    words = [
+        event.phase,
+        f"layer {event.layer}",
+        event.parameter,
         operation.name if operation is not None else "no operation",
         where.text if where is not None else "no line",
         cause.tag if cause is not None else "no cause",
     ]
-    return ", ".join(word for word in (*words, *known) if word)
-
-
-def placed(event: Any) -> str:
-    """Say in a line what an event says, its layer and its weight among it."""
-    return said(event, event.phase, f"layer {event.layer}", event.parameter)
+    return ", ".join(word for word in words if word)
 
 
 def alarm(event: Any, events: Iterable[Any], new: Iterable[str]) -> str:
@@ -149,7 +147,6 @@ def wanted(case: str, level: str, kind: str) -> bool:
 
 
 def reason_for(known: Iterable[Known], row: Row, what: str, said: str) -> str | None:
-    """Give the reason a difference is listed with, or None."""
     return next((entry.reason for entry in known if entry.covers(row, what, said)), None)
 
 
@@ -183,7 +180,6 @@ def write(path: Path, row: Row) -> None:
 
 
 def from_dict(data: dict[str, Any]) -> Row:
-    """Make a row of what ``asdict`` made of it."""
     return Row(**{**data, "faults": [Fault(**fault) for fault in data["faults"]]})
 
 

@@ -72,8 +72,6 @@ def _used(process: int) -> tuple[int, float]:
 
 
 class Runner:
-    """Run the cases of one suite."""
-
     def __init__(self, name: str, suite: Suite, module: str) -> None:
         self.name, self.suite, self.module = name, suite, module
         method = "forkserver" if self.suite.fork else "spawn"

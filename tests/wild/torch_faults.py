@@ -48,24 +48,12 @@ def called_leaves(model: nn.Module, step: Callable[[], Any]) -> list[str]:
     with ExitStack() as stack:
         for name, module in model.named_modules():
             if name and not any(True for _ in module.children()):
-                stack.enter_context(_removed(module.register_forward_hook(hook(name))))
+                stack.enter_context(module.register_forward_hook(hook(name)))
         step()
     return list(seen)
 
 
-class _removed:  # noqa: N801 - reads as what it does
-    def __init__(self, handle: Any) -> None:
-        self.handle = handle
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, *_: object) -> None:
-        self.handle.remove()
-
-
 def has_weight(module: nn.Module) -> bool:
-    """Tell whether a layer has a float weight of its own."""
     weight = module._parameters.get("weight")
     return weight is not None and weight.is_floating_point() and weight.requires_grad
 
@@ -79,7 +67,6 @@ def places(case: str, kind: str, model: nn.Module, leaves: list[str]) -> list[st
 
 
 def put(kind: str, module: nn.Module) -> None:
-    """Put a fault into a layer."""
     if kind in OPERATIONS:
         change = divided if kind == DIVIDE else rooted
         inner = module.forward
@@ -174,14 +161,10 @@ class Oracle(TorchDispatchMode):
         return leave
 
     def look(self, step: Callable[[], Tensor]) -> Truth:
-        """Run a step, forward and backward."""
         with ExitStack() as stack:
             for name, module in self.model.named_modules():
-                for handle in (
-                    module.register_forward_pre_hook(self._enter(name)),
-                    module.register_forward_hook(self._leave(name)),
-                ):
-                    stack.enter_context(_removed(handle))
+                stack.enter_context(module.register_forward_pre_hook(self._enter(name)))
+                stack.enter_context(module.register_forward_hook(self._leave(name)))
             with self if self.operations else nullcontext():
                 loss = step()
                 self._returning = True
@@ -193,7 +176,6 @@ class Oracle(TorchDispatchMode):
 
 
 def alike(model: nn.Module, one: str | None, two: str | None) -> bool:
-    """Tell whether two paths name the same layer."""
     if one == two:
         return True
     modules = dict(model.named_modules(remove_duplicate=False))

@@ -25,7 +25,6 @@ def seed(number: int = 1) -> None:
 
 
 def tensors(value: Any) -> list[Tensor]:
-    """Find the tensors in a nested container."""
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
@@ -41,7 +40,6 @@ def losses_of(outputs: Any) -> list[Tensor]:
 
 
 def backward(outputs: Any) -> None:
-    """Run the backward pass of the sum of all outputs."""
     parts = [
         (tensor.abs() if tensor.is_complex() else tensor).sum() for tensor in losses_of(outputs)
     ]
@@ -72,7 +70,6 @@ def same(one: Tensor | None, two: Tensor | None) -> bool:
 
 
 def finite(values: Iterable[Tensor | None]) -> bool:
-    """Tell whether no tensor holds a NaN or an Inf."""
     for value in values:
         if value is None or not (value.is_floating_point() or value.is_complex()):
             continue
@@ -85,7 +82,6 @@ def finite(values: Iterable[Tensor | None]) -> bool:
 
 
 def differing(one: dict[str, list[Any]], two: dict[str, list[Any]]) -> list[str]:
-    """Name what differs between two runs."""
     return [
         name
         for name in one

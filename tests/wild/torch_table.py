@@ -17,8 +17,6 @@ from tests.wild.torch_state import Footprint, backward, differing, finite, seed,
 
 @dataclass
 class Result:
-    """What one sample computed, said and left."""
-
     values: dict[str, list[Any]]
     inputs_finite: bool
     warnings: list[str]
@@ -42,13 +40,7 @@ def called(
 ) -> Result:
     """Call a module, and run the backward pass of all it returns.
 
-    Args:
-        model: The module.
-        args: What it is called with.
-        kwargs: What it is called with by name.
-        level: At which level it is tracked, if at all.
-        learns: Whether there is a backward pass.
-        whole: Track the step and not the module.
+    It is tracked where a level is given: the step if ``whole``, else the module.
     """
     args = tuple(args)
     inputs: list[Tensor] = tensors((args, kwargs))
@@ -93,7 +85,6 @@ def called(
 def rows(
     suite: str, case: str, samples: int, run: Callable[[int, str | None], Result]
 ) -> Iterator[Row]:
-    """Compare the samples of one entry at each level."""
     plain: dict[int, Result] = {}
     why = "no sample"
     for number in range(samples):

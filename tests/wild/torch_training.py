@@ -3,7 +3,7 @@
 import copy
 import traceback
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,7 +39,6 @@ Build = Callable[[], Program]
 
 
 def drawn(*shape: int) -> Tensor:
-    """Draw the same numbers each time."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(3))
 
 
@@ -59,8 +58,6 @@ def copies(build: Build) -> Build:
 
 
 class Training:
-    """A program in training."""
-
     def __init__(self, build: Build) -> None:
         seed(0)
         self.model, self._loss = build()
@@ -69,12 +66,10 @@ class Training:
         self.optimizer = torch.optim.AdamW(learning, lr=1e-3)
 
     def loss(self, number: int) -> Tensor:
-        """Run the forward pass."""
         seed(number + 1)
         return self._loss(self.model, number)
 
     def step(self, number: int) -> Tensor:
-        """Run one whole step."""
         loss = self.loss(number)
         self.optimizer.zero_grad()
         loss.backward()
@@ -93,7 +88,6 @@ class Seen:
 
 
 def trained(build: Build, level: Any) -> Seen:
-    """Train without a fault."""
     program = Training(build)
     model = program.model
     learning = [weight for weight in model.parameters() if weight.requires_grad]
@@ -125,7 +119,6 @@ def trained(build: Build, level: Any) -> Seen:
 
 
 def clean(row: Row, build: Build, untracked: Seen) -> None:
-    """Fill in what clean steps show."""
     try:
         tracked = trained(build, row.level)
     except anynan.AnomalyError as error:
@@ -172,7 +165,6 @@ def chosen(
 
 
 def faulty(build: Build, level: Any, fault: Fault, truth: Truth) -> None:
-    """Train with a fault, and judge what is said of it."""
     program = Training(build)
     model = program.model
     module = model.get_submodule(fault.place)
@@ -223,8 +215,14 @@ def judge(fault: Fault, truth: Truth, model: nn.Module, event: Any) -> None:
     fault.cause = cause in CAUSES[fault.kind]
 
 
+def suite_of(
+    name: str, programs: Mapping[str, Build]
+) -> tuple[Callable[[], list[str]], Callable[[str], Iterator[Row]]]:
+    """Give ``cases`` and ``run`` of a suite that builds its programs by name."""
+    return lambda: list(programs), lambda case: rows(name, case, programs[case])
+
+
 def rows(suite: str, case: str, build: Build) -> Iterator[Row]:
-    """Run everything of one program."""
     try:
         build = copies(build)
         untracked = trained(build, None)

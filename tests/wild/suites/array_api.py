@@ -63,7 +63,6 @@ def outcomes(checkout: Path, library: str, name: str, level: str) -> dict[str, s
 
 
 def run(case: str) -> Iterator[Row]:
-    """Run one file of tests over one library."""
     checkout = os.environ.get("ARRAY_API_TESTS")
     if not checkout:
         yield Row(SUITE, case, skipped="ARRAY_API_TESTS names no checkout of array-api-tests")

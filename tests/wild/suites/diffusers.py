@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -16,8 +16,7 @@ import tests.wild.torchvision_here  # noqa: F401 - before what imports torchvisi
 # isort: split
 import diffusers
 
-from tests.wild.rows import Row
-from tests.wild.torch_training import Program, drawn, rows
+from tests.wild.torch_training import Program, drawn, suite_of
 
 logging.disable(logging.WARNING)
 
@@ -89,11 +88,4 @@ PROGRAMS: dict[str, Callable[[], Program]] = {
     "VQModel": quantized,
     "SD3Transformer2DModel": stable_diffusion_3,
 }
-
-
-def cases() -> list[str]:
-    return list(PROGRAMS)
-
-
-def run(case: str) -> Iterator[Row]:
-    yield from rows("diffusers", case, PROGRAMS[case])
+cases, run = suite_of("diffusers", PROGRAMS)

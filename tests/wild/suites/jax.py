@@ -61,7 +61,6 @@ def harmless(run: "Run", good: list[np.ndarray]) -> bool:
 
 
 def difference(one: list[np.ndarray], other: list[np.ndarray]) -> str:
-    """Say what differs, ``yes`` if nothing does."""
     kinds = [[(array.shape, array.dtype) for array in arrays] for arrays in (one, other)]
     if kinds[0] != kinds[1]:
         return "no: other shapes or types"
@@ -139,7 +138,6 @@ class Run:
         return None
 
     def end(self) -> str:
-        """Remove the tracker, and say what is left of it."""
         self.tracker.remove()
         alive = weakref.ref(self.tracker)
         self.tracker = None
@@ -187,7 +185,6 @@ def spoilt(tracked: Run, plain: Run, how: str, good: list[np.ndarray]) -> Fault:
 
 
 def run(case: str) -> Iterator[Row]:
-    """Run one program at each level."""
     made = PROGRAMS[case]
     try:
         plain = Run(made, None)

@@ -77,7 +77,6 @@ def way_to(value: Any) -> tuple[int, ...] | None:
 
 
 def finite(value: Any) -> bool:
-    """Tell whether all floats of a result are finite."""
     if isinstance(value, list | tuple):
         return all(map(finite, value))
     return not real(value) or bool(np.isfinite(np.asarray(value)).all())
@@ -124,8 +123,6 @@ class Run:
 
 
 def zero_before(function: Callable[..., Any], place: int) -> Callable[..., Any]:
-    """Spoil what the call is given."""
-
     def faulty(*args: Any) -> Any:
         zero = args[place] - args[place]
         spoilt = zero / zero  # fault: 0/0 before
@@ -135,8 +132,6 @@ def zero_before(function: Callable[..., Any], place: int) -> Callable[..., Any]:
 
 
 def zero_after(function: Callable[..., Any], way: tuple[int, ...]) -> Callable[..., Any]:
-    """Spoil what the call returned."""
-
     def faulty(*args: Any) -> Any:
         values = function(*args)
         for number in way:
@@ -163,7 +158,6 @@ def divided(kind: str, function: Callable[..., Any], args: tuple[Any, ...], leve
 
 
 def given(function: Callable[..., Any], args: tuple[Any, ...], place: int, level: str) -> Fault:
-    """Put a NaN into an argument."""
     fault = Fault("NaN argument", f"argument {place}")
     args = copy.deepcopy(args)
     if isinstance(args[place], pd.DataFrame):

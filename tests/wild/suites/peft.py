@@ -2,7 +2,8 @@
 
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -16,8 +17,7 @@ import tests.wild.torchvision_here  # noqa: F401 - before what imports torchvisi
 import peft
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tests.wild.rows import Row
-from tests.wild.torch_training import Program, rows
+from tests.wild.torch_training import Program, suite_of
 
 logging.disable(logging.WARNING)
 
@@ -68,9 +68,4 @@ def build(case: str) -> Program:
     return model, loss
 
 
-def cases() -> list[str]:
-    return list(CONFIGURATIONS)
-
-
-def run(case: str) -> Iterator[Row]:
-    yield from rows("peft", case, lambda: build(case))
+cases, run = suite_of("peft", {case: partial(build, case) for case in CONFIGURATIONS})

@@ -1,14 +1,13 @@
 """Graph networks of torch_geometric: a network of two layers for every convolution, and a model."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 import torch_geometric.nn as graphs
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.wild.rows import Row
-from tests.wild.torch_training import Program, drawn, rows
+from tests.wild.torch_training import Program, drawn, suite_of
 
 SAMPLE = ["GCNConv", "PNAConv"]
 NODES, EDGES = 12, 40
@@ -30,8 +29,6 @@ class Network(nn.Module):
 
 
 class Pooled(nn.Module):
-    """Classify whole graphs."""
-
     def __init__(self) -> None:
         super().__init__()
         self.body = graphs.GIN(8, 16, 2, norm="batch_norm")
@@ -95,11 +92,4 @@ PROGRAMS: dict[str, Callable[[], Program]] = {
     "PNAConv": network(aggregated),
     "GIN with TopKPooling": pooled,
 }
-
-
-def cases() -> list[str]:
-    return list(PROGRAMS)
-
-
-def run(case: str) -> Iterator[Row]:
-    yield from rows("torch_geometric", case, PROGRAMS[case])
+cases, run = suite_of("torch_geometric", PROGRAMS)

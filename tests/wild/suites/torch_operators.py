@@ -17,8 +17,6 @@ SAMPLE = ["cumprod", "linalg.eigh", "nn.functional.gelu", "sqrt", "where"]
 
 
 class Operator(nn.Module):
-    """Call an operator as a layer."""
-
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
         self.function = function

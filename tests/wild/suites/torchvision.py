@@ -1,6 +1,6 @@
 """Models of torchvision: classifiers and a segmentation network."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,8 +12,7 @@ import tests.wild.torchvision_here  # noqa: F401 - before what imports torchvisi
 # isort: split
 from torchvision import models
 
-from tests.wild.rows import Row
-from tests.wild.torch_training import Program, drawn, rows
+from tests.wild.torch_training import Program, drawn, suite_of
 
 SAMPLE = ["mobilenet_v3_small"]
 CLASSIFIERS = (
@@ -51,11 +50,4 @@ PROGRAMS: dict[str, Callable[[], Program]] = {
     **{name: classifier(name) for name in CLASSIFIERS},
     "lraspp_mobilenet_v3_large": segmented,
 }
-
-
-def cases() -> list[str]:
-    return list(PROGRAMS)
-
-
-def run(case: str) -> Iterator[Row]:
-    yield from rows("torchvision", case, PROGRAMS[case])
+cases, run = suite_of("torchvision", PROGRAMS)

@@ -105,7 +105,6 @@ def configuration(kind: str) -> Any:
 
 
 def arguments(kind: str, head: str, config: Any, model: Any) -> dict[str, Any]:
-    """Make what a model is called with."""
     takes = inspect.signature(model.forward).parameters
     main = getattr(model, "main_input_name", "input_ids")
     words = getattr(getattr(config, "text_config", None) or config, "vocab_size", None) or WORDS
@@ -169,7 +168,6 @@ def learning(value: Any) -> Iterator[Tensor]:
 
 
 def loss_of(outputs: Any) -> Tensor:
-    """Give a model's loss, or make one of what it returns."""
     found = getattr(outputs, "loss", None)
     if isinstance(found, Tensor):
         return found.float().sum()
