@@ -5,6 +5,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import pytest
+from flax import nnx
 from jax.example_libraries import optimizers
 
 import anynan
@@ -45,6 +46,20 @@ def test_a_nan_in_optimizer_state_alone_is_named_there():
     event = caught.value.event
     found = event.parameter, event.tensor, event.summary.nan
     assert found == ("opt_state.nu.w", "optimizer state", 2)
+
+
+def test_an_nnx_model_is_changed_in_place_by_a_tracked_step():
+    def step(model, x):
+        grads = nnx.grad(lambda model: model(x).sum())(model)
+        weights = nnx.state(model, nnx.Param)
+        nnx.update(model, jax.tree.map(lambda w, grad: w - grad, weights, grads))
+
+    mine, theirs = (nnx.Linear(2, 1, rngs=nnx.Rngs(0)) for _ in range(2))
+    before = jnp.copy(mine.kernel[...])
+    anynan.jax.track(step)(mine, jnp.ones((1, 2)))
+    step(theirs, jnp.ones((1, 2)))
+    assert (mine.kernel[...] == theirs.kernel[...]).all()
+    assert (mine.kernel[...] != before).all()
 
 
 def test_a_weight_that_an_optimizers_state_holds_is_told_as_a_weight():
