@@ -28,10 +28,11 @@ PASSING = frozenset(
 )  # fmt: skip
 
 
-def _is_weak(eqn: Any) -> bool:
-    """Tell whether a conversion leaves the numbers as they are."""
-    same = eqn.primitive.name == "convert_element_type" and len(eqn.invars) == 1
-    return same and eqn.invars[0].aval.dtype == eqn.outvars[0].aval.dtype
+def _keeps_dtype(eqn: Any) -> bool:
+    """Tell whether something is a conversion that leaves the numbers as they are."""
+    if eqn.primitive.name != "convert_element_type":
+        return False
+    return bool(eqn.invars[0].aval.dtype == eqn.outvars[0].aval.dtype)
 
 
 def fills(eqn: Any) -> bool:
@@ -211,7 +212,7 @@ class Graph:
                     tuple(outs), place(here), position, loops,
                 )  # fmt: skip
                 written = any(self._written(i) for i in operands)
-                moves = node.name in PASSING or _is_weak(eqn)
+                moves = node.name in PASSING or _keeps_dtype(eqn)
                 node.passing = moves and not written and not fills(eqn)
                 self.nodes.append(node)
                 if point in self.shut or hides(eqn):

@@ -60,14 +60,7 @@ def replay(step: Step, first: int, reading: Reading | None = None) -> Replay:
         wanted.update(dict.fromkeys(_before(points, chosen), "span"))
         # A sum does not tell Infs of both signs from NaN.
         wanted[failing.value] = "code"
-        found = flags(program, arrays, wanted)
-        if any(flag.unread for flag in found.values()):  # no round gave NaN on
-            ops = program.operations().ops
-            made = {i for op in ops if op.name not in PLACING for i in op.outs}
-            inside = dict.fromkeys(made & chosen, probes.POSINF)
-            if found[failing.value].unread:
-                inside[failing.value] = min(words[failing.value], probes.POSINF)
-            found = flags(program, arrays, wanted, inside=inside)
+        found = _seen(program, arrays, wanted, failing.value, words[failing.value])
         passed = [] if reading is None else _passed(step, found, failing.value, points)
         ends = not program.settings.layers
         same = reading is None or divergence(step.rows, reading, passed, ends=ends) is None
@@ -79,6 +72,30 @@ def replay(step: Step, first: int, reading: Reading | None = None) -> Replay:
     step.spoilt = spoilt(program, recorder.held)
     result.end()
     return result
+
+
+def _seen(
+    program: Program, arrays: list[Any], wanted: dict[int, Any], failing: int, word: int
+) -> dict[int, Flag]:
+    """Read values; where no round of loops in loops gave NaN on, those with an Inf that was made.
+
+    Args:
+        program: What is run again.
+        arrays: Its arguments.
+        wanted: What to read of which value.
+        failing: The value that is explained.
+        word: What was read of it.
+    """
+    found = flags(program, arrays, wanted)
+    inner = [flag for i, flag in found.items() if program.graph.values[i].loops]
+    if not (found[failing].unread or (inner and all(flag.unread for flag in inner))):
+        return found
+    ops = program.operations().ops
+    made = {i for op in ops if op.name not in PLACING for i in op.outs}
+    inside = dict.fromkeys(made & wanted.keys(), probes.POSINF)
+    if found[failing].unread:
+        inside[failing] = min(word, probes.POSINF)
+    return flags(program, arrays, wanted, inside=inside)
 
 
 def _bad_points(

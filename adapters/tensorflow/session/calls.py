@@ -309,9 +309,9 @@ class Calls(Part):
             pairs = zip(held, of_outputs, strict=True)
             state.incoming = [grad for item, grad in pairs if item[2] == ""]
         self.flush(frame, backward=True)
-        step = self._tracker.judge.rows()
-        for _, x in data if step.failed is not None else ():  # what it is made into is no bad batch
-            producers.note(self._tracker, step.number, None, own=True, value=x)
+        if data and (step := self._tracker.judge.rows()).failed is not None:
+            for _, x in data:  # what it is made into is no bad batch
+                producers.note(self._tracker, step.number, None, own=True, value=x)
         if state.gradients is not None and state.gradients.graph is graph:
             frame.before = state.gradients
         state.gradients = None if graph is None else frame
